@@ -74,7 +74,7 @@ codename() {
 
 # Adds bookworm-backports with the mirror and the key of the bookworm suite, and says whether it offers the driver.
 add_backports() {
-    local target uri key options=''
+    local target uri key signed=''
     has_apt && [ "$(id -u)" -eq 0 ] && [ "$(codename)" = bookworm ] || return 1
     apt_update
     if ! apt-cache madison mesa-vulkan-drivers | grep -q bookworm-backports; then
@@ -85,9 +85,9 @@ add_backports() {
         [ -n "$target" ] || return 1
         uri=${target##* }
         key=$(printf '%s' "$target" | sed -E 's/^[^ ]+ [^ ]+ [^ ]+ [^ ]+ (.*) [^ ]+$/\1/')
-        [ -f "$key" ] && options="[signed-by=$key] "
+        [ -f "$key" ] && signed="[signed-by=$key] "
         log "adding the suite bookworm-backports to apt"
-        printf 'deb %s%s bookworm-backports main\n' "$options" "$uri" > /etc/apt/sources.list.d/gemel-backports.list
+        printf 'deb %s%s bookworm-backports main\n' "$signed" "$uri" > /etc/apt/sources.list.d/gemel-backports.list
         apt_updated=''
         apt_update
     fi
