@@ -2,6 +2,7 @@
 
 pub mod chat;
 pub mod gguf;
+pub mod mmap;
 pub mod sampler;
 pub mod text;
 pub mod tokenizer;
