@@ -79,3 +79,12 @@ apt_install() {
         --no-install-recommends "${options[@]}" install "${packages[@]}" 2>&1) ||
         die "apt-get install ${packages[*]} failed: $output"
 }
+
+# has_gpu : whether the kernel shows a GPU.
+has_gpu() {
+    local node
+    for node in /dev/nvidia[0-9]* /dev/dri/renderD* /dev/dxg /dev/kfd; do
+        [ -e "$node" ] && return 0
+    done
+    return 1
+}

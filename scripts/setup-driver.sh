@@ -29,14 +29,6 @@ is_software_icd() {
     esac
 }
 
-has_gpu() {
-    local node
-    for node in /dev/nvidia[0-9]* /dev/dri/renderD* /dev/dxg /dev/kfd; do
-        [ -e "$node" ] && return 0
-    done
-    return 1
-}
-
 # Prints the driver manifests of GPU drivers. Mesa's package brings manifests for all GPUs it knows, so they count
 # only on a machine that has a GPU.
 gpu_icds() {

@@ -166,8 +166,10 @@ int main(int argc, char ** argv) {
     const struct llama_vocab * vocab = llama_model_get_vocab(model);
     int n_vocab = llama_vocab_n_tokens(vocab);
 
-    printf("{\"engine\": \"llama.cpp\", \"backend\": \"%s\", \"device\": \"%s\", \"threads\": %d, \"load_s\": %.3f",
-           backend, device, n_threads, now() - start);
+    printf("{\"engine\": \"llama.cpp\", \"backend\": \"%s\", \"device\": \"%s\", \"threads\": %d, \"params\": %llu, "
+           "\"weight_bytes\": %llu, \"load_s\": %.3f",
+           backend, device, n_threads, (unsigned long long) llama_model_n_params(model),
+           (unsigned long long) llama_model_size(model), now() - start);
     bench(ctx, "prefill", n_prompt, reps, false, n_vocab);
     bench(ctx, "decode", n_gen, reps, true, n_vocab);
     if (n_greedy > 0) {
