@@ -112,11 +112,11 @@ def plain_vectors(t: T) -> bytes:
 
 
 def encode_input(seed: int, n: int) -> np.ndarray:
-    """Blocks of 32 floats: 24-bit integers (every fourth block 5-bit, to make ties) times 2^-43 .. 2^-12."""
+    """Blocks of 32 floats: 24-bit integers (every fourth block 5-bit, to make ties) times 2^-39 .. 2^-12."""
     words = splitmix64(seed, n * 33).reshape(n, 33)
     x = (words[:, :32] >> np.uint64(40)).astype(np.int64) - (1 << 23)
     x[::4] &= -(1 << 19)
-    exponent = (words[:, 32] % np.uint64(32)).astype(np.int64) - 43
+    exponent = (words[:, 32] % np.uint64(28)).astype(np.int64) - 39
     return np.ldexp(x.astype(np.float64), exponent[:, None]).astype(np.float32)
 
 

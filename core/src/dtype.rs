@@ -55,7 +55,9 @@ pub enum DType {
 #[non_exhaustive]
 pub enum DTypeError {
     /// The format once had this id and removed it.
-    #[error("tensor type {id} ({name}) was removed from the GGUF format; re-quantise the model with a current converter")]
+    #[error(
+        "tensor type {id} ({name}) was removed from the GGUF format; re-quantise the model with a current converter"
+    )]
     Removed {
         /// The id in the file.
         id: u32,
@@ -199,12 +201,30 @@ impl DType {
         Err(match id {
             4 => DTypeError::Removed { id, name: "Q4_2" },
             5 => DTypeError::Removed { id, name: "Q4_3" },
-            31 => DTypeError::Removed { id, name: "Q4_0_4_4" },
-            32 => DTypeError::Removed { id, name: "Q4_0_4_8" },
-            33 => DTypeError::Removed { id, name: "Q4_0_8_8" },
-            36 => DTypeError::Removed { id, name: "IQ4_NL_4_4" },
-            37 => DTypeError::Removed { id, name: "IQ4_NL_4_8" },
-            38 => DTypeError::Removed { id, name: "IQ4_NL_8_8" },
+            31 => DTypeError::Removed {
+                id,
+                name: "Q4_0_4_4",
+            },
+            32 => DTypeError::Removed {
+                id,
+                name: "Q4_0_4_8",
+            },
+            33 => DTypeError::Removed {
+                id,
+                name: "Q4_0_8_8",
+            },
+            36 => DTypeError::Removed {
+                id,
+                name: "IQ4_NL_4_4",
+            },
+            37 => DTypeError::Removed {
+                id,
+                name: "IQ4_NL_4_8",
+            },
+            38 => DTypeError::Removed {
+                id,
+                name: "IQ4_NL_8_8",
+            },
             9 => DTypeError::Internal { id, name: "Q8_1" },
             15 => DTypeError::Internal { id, name: "Q8_K" },
             _ => DTypeError::Unknown { id },
@@ -269,7 +289,13 @@ mod tests {
     #[test]
     fn removed_ids_say_so() {
         let message = DType::from_gguf_id(31).unwrap_err().to_string();
-        assert!(message.contains("Q4_0_4_4") && message.contains("re-quantise"), "{message}");
-        assert!(matches!(DType::from_gguf_id(43), Err(DTypeError::Unknown { id: 43 })), "43 is unknown");
+        assert!(
+            message.contains("Q4_0_4_4") && message.contains("re-quantise"),
+            "{message}"
+        );
+        assert!(
+            matches!(DType::from_gguf_id(43), Err(DTypeError::Unknown { id: 43 })),
+            "43 is unknown"
+        );
     }
 }

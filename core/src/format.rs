@@ -21,6 +21,7 @@
 //! assert!((y[63] - 63.0).abs() < 0.3);
 //! ```
 
+pub mod cache_row;
 pub mod codebook;
 mod encode;
 pub mod grid;

@@ -56,7 +56,11 @@ impl CacheRow {
     /// # Panics
     /// If a slice does not have the size of the row.
     pub fn pack(self, blocks: &[u8], row: &mut [u8]) {
-        assert_eq!(row.len(), self.n_words() * 4, "a cache row has n_words words");
+        assert_eq!(
+            row.len(),
+            self.n_words() * 4,
+            "a cache row has n_words words"
+        );
         row.fill(0);
         if !self.dtype.is_block() {
             row[..blocks.len()].copy_from_slice(blocks);
@@ -70,7 +74,11 @@ impl CacheRow {
     /// # Panics
     /// If a slice does not have the size of the row.
     pub fn unpack(self, row: &[u8], blocks: &mut [u8]) {
-        assert_eq!(row.len(), self.n_words() * 4, "a cache row has n_words words");
+        assert_eq!(
+            row.len(),
+            self.n_words() * 4,
+            "a cache row has n_words words"
+        );
         if !self.dtype.is_block() {
             let n = blocks.len();
             blocks.copy_from_slice(&row[..n]);
@@ -89,10 +97,18 @@ impl CacheRow {
         let words_at = self.narrow_words() * 4;
         for b in 0..self.n_blocks() {
             let block = b * size..(b + 1) * size;
-            copy(block.clone(), narrow_at..narrow_at + narrow, b * narrow..(b + 1) * narrow);
+            copy(
+                block.clone(),
+                narrow_at..narrow_at + narrow,
+                b * narrow..(b + 1) * narrow,
+            );
             let rest = words_at + b * (size - narrow);
             copy(block.clone(), 0..narrow_at, rest..rest + narrow_at);
-            copy(block, narrow_at + narrow..size, rest + narrow_at..rest + size - narrow);
+            copy(
+                block,
+                narrow_at + narrow..size,
+                rest + narrow_at..rest + size - narrow,
+            );
         }
     }
 }
@@ -114,7 +130,10 @@ mod tests {
                 let mut back = vec![0; n];
                 row.unpack(&packed, &mut back);
                 assert_eq!(blocks, back, "{dtype} {head_dim}");
-                assert!(packed.len() - n < 4, "{dtype} {head_dim}: at most one word of padding");
+                assert!(
+                    packed.len() - n < 4,
+                    "{dtype} {head_dim}: at most one word of padding"
+                );
             }
         }
     }
@@ -127,6 +146,10 @@ mod tests {
         blocks[34..36].copy_from_slice(&[3, 4]);
         let mut packed = vec![0; 68];
         row.pack(&blocks, &mut packed);
-        assert_eq!(packed[..4], [1, 2, 3, 4], "two f16 scales in the first word");
+        assert_eq!(
+            packed[..4],
+            [1, 2, 3, 4],
+            "two f16 scales in the first word"
+        );
     }
 }

@@ -25,7 +25,7 @@
 //! ```
 //! use gemel_core::{DType, format::tile8::Tile8};
 //!
-//! let tiles = Tile8::new(DType::Q8_0, 3, 64)?;
+//! let tiles = Tile8::new(DType::Q8_0, 3, 64);
 //! assert_eq!((tiles.blocks_per_row(), tiles.tile_bytes()), (2, 8 * 34));
 //!
 //! let rows: Vec<u8> = (0..3 * tiles.row_bytes()).map(|i| i as u8).collect();
@@ -36,7 +36,6 @@
 //! let mut back = vec![0; rows.len()];
 //! tiles.unpack_rows(&packed, &mut back);
 //! assert_eq!(back, rows);
-//! # Ok::<(), gemel_core::format::FormatError>(())
 //! ```
 
 use super::FormatError;
@@ -97,11 +96,22 @@ fn narrow_field(dtype: DType) -> (usize, usize) {
 }
 
 impl Tile8 {
-    /// The layout of `n_rows` rows of `n_cols` elements.
+    /// The layout of `n_rows` rows of `n_cols` elements, which the caller has checked.
+    ///
+    /// # Panics
+    /// Where [`Self::try_new`] returns an error.
+    pub fn new(dtype: DType, n_rows: usize, n_cols: usize) -> Self {
+        match Self::try_new(dtype, n_rows, n_cols) {
+            Ok(tiles) => tiles,
+            Err(error) => panic!("{error}"),
+        }
+    }
+
+    /// The layout of `n_rows` rows of `n_cols` elements as a file states them.
     ///
     /// # Errors
     /// If `dtype` is not a weight type, `n_cols` is not a whole number of blocks, or the size overflows.
-    pub fn new(dtype: DType, n_rows: usize, n_cols: usize) -> Result<Self, FormatError> {
+    pub fn try_new(dtype: DType, n_rows: usize, n_cols: usize) -> Result<Self, FormatError> {
         if !WEIGHT_TYPES.contains(&dtype) {
             return Err(FormatError::NotAWeight { dtype });
         }
@@ -351,7 +361,7 @@ mod tests {
         assert_eq!(TABLE.len(), WEIGHT_TYPES.len(), "one row per weight type");
         for &(dtype, offset, narrow, words, elems) in TABLE {
             assert!(WEIGHT_TYPES.contains(&dtype), "{dtype} is a weight type");
-            let tiles = Tile8::new(dtype, 9, 2 * elems).unwrap();
+            let tiles = Tile8::new(dtype, 9, 2 * elems);
             assert_eq!(tiles.narrow_offset(), offset, "{dtype}: narrow offset");
             assert_eq!(tiles.narrow_bytes(), narrow, "{dtype}: narrow bytes");
             assert_eq!(tiles.words_per_block(), words, "{dtype}: words");
@@ -393,7 +403,7 @@ mod tests {
     #[test]
     fn tiles_are_where_the_module_says() {
         for &(dtype, offset, narrow, words, elems) in TABLE {
-            let tiles = Tile8::new(dtype, 11, 3 * elems).unwrap();
+            let tiles = Tile8::new(dtype, 11, 3 * elems);
             let rows = random(11 * tiles.row_bytes());
             let packed = pack(&tiles, &rows);
             for row in 0..11 {
@@ -431,7 +441,7 @@ mod tests {
             let odd = if dtype.is_block() { 3 * elems } else { 7 };
             for n_cols in [elems, odd] {
                 for n_rows in 1..=17 {
-                    let tiles = Tile8::new(dtype, n_rows, n_cols).unwrap();
+                    let tiles = Tile8::new(dtype, n_rows, n_cols);
                     let rows = random(n_rows * tiles.row_bytes());
                     let packed = pack(&tiles, &rows);
                     assert_eq!(unpack(&tiles, &packed), rows, "{dtype} {n_rows} x {n_cols}");
@@ -457,19 +467,19 @@ mod tests {
     fn refusals_name_the_cause() {
         let message = |r: Result<Tile8, FormatError>| r.unwrap_err().to_string();
         assert!(
-            message(Tile8::new(DType::Q4_K, 1, 128)).contains("multiple of 256"),
+            message(Tile8::try_new(DType::Q4_K, 1, 128)).contains("multiple of 256"),
             "partial block"
         );
         assert!(
-            message(Tile8::new(DType::I32, 1, 128)).contains("i32"),
+            message(Tile8::try_new(DType::I32, 1, 128)).contains("i32"),
             "not a weight"
         );
         assert!(
-            message(Tile8::new(DType::F32, usize::MAX, 2)).contains("too large"),
+            message(Tile8::try_new(DType::F32, usize::MAX, 2)).contains("too large"),
             "rows"
         );
         assert!(
-            message(Tile8::new(DType::F32, 1, usize::MAX)).contains("too large"),
+            message(Tile8::try_new(DType::F32, 1, usize::MAX)).contains("too large"),
             "columns"
         );
     }
