@@ -1,0 +1,77 @@
+//! The op set, one definition a file, in the order of the catalogue.
+
+pub mod rms_norm;
+
+pub use rms_norm::RmsNorm;
+
+use crate::dtype::DType;
+use crate::error::{OpError, bad_operand};
+use crate::tensor::{Layout, TensorDesc};
+
+/// Names of all ops, in the order of the catalogue.
+pub const NAMES: &[&str] = &["rms_norm"];
+
+/// The operands as an array.
+///
+/// # Errors
+/// If there are more or fewer than `N`.
+pub(crate) fn take<'a, const N: usize>(
+    op: &'static str,
+    operands: &[&'a TensorDesc],
+) -> Result<[&'a TensorDesc; N], OpError> {
+    operands.try_into().map_err(|_| OpError::Count {
+        op,
+        expected: N,
+        found: operands.len(),
+    })
+}
+
+/// Refuses an operand that is not f32 rows.
+pub(crate) fn expect_f32(
+    op: &'static str,
+    name: &'static str,
+    desc: &TensorDesc,
+) -> Result<(), OpError> {
+    expect_type(op, name, desc, DType::F32)
+}
+
+/// Refuses an operand that is not rows of this plain type.
+pub(crate) fn expect_type(
+    op: &'static str,
+    name: &'static str,
+    desc: &TensorDesc,
+    dtype: DType,
+) -> Result<(), OpError> {
+    if desc.dtype != dtype || desc.layout != Layout::Rows {
+        return Err(bad_operand(op, name, format!("{dtype} rows"), desc));
+    }
+    Ok(())
+}
+
+/// Refuses an operand with another shape.
+pub(crate) fn expect_shape(
+    op: &'static str,
+    name: &'static str,
+    desc: &TensorDesc,
+    shape: &[usize],
+) -> Result<(), OpError> {
+    if desc.shape != shape {
+        return Err(bad_operand(op, name, format!("of shape {shape:?}"), desc));
+    }
+    Ok(())
+}
+
+/// Refuses a vector operand that is not contiguous f32 of this length.
+pub(crate) fn expect_vector(
+    op: &'static str,
+    name: &'static str,
+    desc: &TensorDesc,
+    n: usize,
+) -> Result<(), OpError> {
+    expect_f32(op, name, desc)?;
+    expect_shape(op, name, desc, &[n])?;
+    if !desc.is_contiguous() {
+        return Err(bad_operand(op, name, "contiguous", desc));
+    }
+    Ok(())
+}

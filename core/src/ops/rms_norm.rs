@@ -1,0 +1,110 @@
+//! `rms_norm`: divides each row by its root mean square, then scales by a learned weight.
+//!
+//! `y[t, i] = x[t, i] / sqrt(mean(x[t, ..]^2) + eps) * w[i]`
+//!
+//! # Shapes
+//! `x`: `[.., n]`, the last axis contiguous; `w`: `[n]`; `y`: as `x`, contiguous.
+//! # Numerics
+//! Accumulates in f32 over `THREADS` partial sums. A row of zeros gives zeros even if `eps` is 0.
+//! # Source
+//! Zhang and Sennrich 2019, arXiv:1910.07467, equation 4.
+
+use std::fmt;
+
+use super::{expect_f32, expect_vector, take};
+use crate::error::OpError;
+use crate::op::{
+    Binding, Caps, Cost, Launch, Launches, Op, Operands, Params, Sharding, Spec, Tolerance,
+    fold_grid,
+};
+use crate::reference::{self, RefArgs};
+use crate::tensor::TensorDesc;
+
+/// See the [module](self).
+#[derive(Clone, Debug, PartialEq)]
+pub struct RmsNorm {
+    /// Added to the mean of squares.
+    pub eps: f32,
+}
+
+impl RmsNorm {
+    /// The one name.
+    pub const NAME: &str = "rms_norm";
+}
+
+impl fmt::Display for RmsNorm {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}[eps={}]", Self::NAME, self.eps)
+    }
+}
+
+impl Op for RmsNorm {
+    fn name(&self) -> &'static str {
+        Self::NAME
+    }
+
+    fn outputs(
+        &self,
+        inputs: &[&TensorDesc],
+        _: &[&TensorDesc],
+    ) -> Result<Vec<TensorDesc>, OpError> {
+        let [x, w] = take(Self::NAME, inputs)?;
+        expect_f32(Self::NAME, "x", x)?;
+        expect_vector(Self::NAME, "w", w, x.last())?;
+        Ok(vec![TensorDesc::f32(x.shape.clone())])
+    }
+
+    fn launches(&self, operands: Operands<'_>, caps: &Caps) -> Result<Launches, OpError> {
+        let [x, _] = take(Self::NAME, operands.inputs)?;
+        Ok(Launches::one(Launch {
+            entry: Self::NAME,
+            spec: Spec::threads(row_threads(x.last(), caps)),
+            params: Params::new()
+                .u32("n_rows", x.rows())
+                .u32("n", x.last())
+                .f32("eps", self.eps)
+                .rows(Self::NAME, "x", x)?,
+            grid: fold_grid(x.rows(), caps)?,
+            bindings: vec![Binding::Input(0), Binding::Input(1), Binding::Output(0)],
+        }))
+    }
+
+    fn cost(&self, operands: Operands<'_>) -> Cost {
+        let n = operands.inputs[0].n_elems() as u64;
+        Cost {
+            bytes: 8 * n + 4 * operands.inputs[0].last() as u64,
+            flops: 4 * n,
+        }
+    }
+
+    fn tolerance(&self, operands: Operands<'_>) -> Tolerance {
+        norm_tolerance(operands.inputs[0].last())
+    }
+
+    fn sharding(&self) -> Sharding {
+        Sharding::Rows
+    }
+
+    fn reference(&self, args: &mut RefArgs<'_>) {
+        reference::rms_norm::rms_norm(self, args);
+    }
+
+    fn as_any(&self) -> &dyn std::any::Any {
+        self
+    }
+}
+
+/// Threads that share a row of `n` elements: about four elements each, fewer where barriers are dear.
+pub(crate) fn row_threads(n: usize, caps: &Caps) -> u32 {
+    let most = match caps.class {
+        crate::op::DeviceClass::Software => 32,
+        _ => 256.min(caps.max_threads_per_block),
+    };
+    (n.div_ceil(4) as u32).next_power_of_two().clamp(32, most)
+}
+
+/// Blocked sum of `n` squares, a reciprocal root and two products.
+pub(crate) fn norm_tolerance(n: usize) -> Tolerance {
+    let n_f64 = n.max(1) as f64;
+    Tolerance::units(12.0 + n_f64.log2() + n_f64.sqrt() / 8.0, n, 1e-12)
+}
