@@ -28,13 +28,13 @@ pub(super) fn parse(bytes: &[u8]) -> Result<(u32, Metadata, Vec<TensorInfo>), Gg
     let version = header(&mut r)?;
     let n_tensors = r.count(MAX_TENSORS, format_args!("tensor count"))?;
     let n_keys = r.count(MAX_KEYS, format_args!("key count"))?;
-    // Both are bounded by what the rest of the file can hold before anything is allocated for them.
+    // A count that the rest of the file cannot hold is found before anything is read.
     r.need(
         u128::from(n_keys) * MIN_PAIR_BYTES + u128::from(n_tensors) * MIN_TENSOR_BYTES,
         format_args!("directory of {n_keys} keys and {n_tensors} tensors"),
     )?;
 
-    let mut entries = Vec::with_capacity(n_keys as usize);
+    let mut entries = Vec::with_capacity(first_room(n_keys));
     for i in 0..n_keys {
         entries.push(pair(&mut r, i)?);
     }
@@ -45,12 +45,18 @@ pub(super) fn parse(bytes: &[u8]) -> Result<(u32, Metadata, Vec<TensorInfo>), Gg
         u128::from(n_tensors) * MIN_TENSOR_BYTES,
         format_args!("directory of {n_tensors} tensors"),
     )?;
-    let mut tensors = Vec::with_capacity(n_tensors as usize);
+    let mut tensors = Vec::with_capacity(first_room(n_tensors));
     for i in 0..n_tensors {
         tensors.push(tensor_info(&mut r, i, alignment)?);
     }
     place(&mut tensors, r.at as u64, alignment, bytes.len() as u64)?;
     Ok((version, metadata, tensors))
+}
+
+/// Records to make room for at once. Beyond that a list grows with what is really read: a record takes
+/// several times its least size on disk, so a claimed count that the file could just hold would be dear.
+fn first_room(n_claimed: u64) -> usize {
+    n_claimed.min(64) as usize
 }
 
 /// Checks magic and version.
