@@ -1,15 +1,51 @@
 //! The op set, one definition a file, in the order of the catalogue.
 
+pub mod add;
+pub mod add_rms_norm;
+pub mod argmax;
+pub mod attention;
+pub mod copy_cast;
+pub mod gather_rows;
+pub mod glu;
+pub mod kv_write;
+pub mod matmul;
+pub mod matmul_q8;
+pub mod mul;
+pub mod quantize_q8;
 pub mod rms_norm;
-
-pub use rms_norm::RmsNorm;
+pub mod rope;
+pub mod scale;
+pub mod scatter_rows;
+pub mod softcap;
+pub mod softmax_stats;
+pub mod top_k_logits;
 
 use crate::dtype::DType;
 use crate::error::{OpError, bad_operand};
 use crate::tensor::{Layout, TensorDesc};
 
 /// Names of all ops, in the order of the catalogue.
-pub const NAMES: &[&str] = &["rms_norm"];
+pub const NAMES: &[&str] = &[
+    "copy_cast",
+    "scatter_rows",
+    "add",
+    "mul",
+    "scale",
+    "softcap",
+    "glu",
+    "gather_rows",
+    "rms_norm",
+    "add_rms_norm",
+    "matmul",
+    "quantize_q8",
+    "matmul_q8",
+    "rope",
+    "kv_write",
+    "attention",
+    "softmax_stats",
+    "argmax",
+    "top_k_logits",
+];
 
 /// The operands as an array.
 ///

@@ -6,7 +6,26 @@
 //! test fail by chance.
 
 mod device;
+
+pub mod add;
+pub mod add_rms_norm;
+pub mod argmax;
+pub mod attention;
+pub mod copy_cast;
+pub mod gather_rows;
+pub mod glu;
+pub mod kv_write;
+pub mod matmul;
+pub mod matmul_q8;
+pub mod mul;
+pub mod quantize_q8;
 pub mod rms_norm;
+pub mod rope;
+pub mod scale;
+pub mod scatter_rows;
+pub mod softcap;
+pub mod softmax_stats;
+pub mod top_k_logits;
 
 pub use device::ReferenceDevice;
 

@@ -238,32 +238,30 @@ impl Tile8 {
         if self.row_bytes == 0 {
             return;
         }
-        let block_bytes = self.block_bytes();
         let (narrow_at, narrow) = narrow_field(self.dtype);
         for (r, row) in rows.chunks_exact(self.row_bytes).enumerate() {
-            let tiles = out.chunks_exact_mut(self.tile_bytes());
-            for (block, tile) in row.chunks(block_bytes).zip(tiles) {
-                let (narrows, words) = tile.split_at_mut(TILE_ROWS * narrow);
-                if block.len() < block_bytes {
-                    // The last f16 or bf16 of an odd row: half a word.
-                    words[4 * r..][..block.len()].copy_from_slice(block);
-                    continue;
+            if !self.dtype.is_block() {
+                let (words, rest) = row.as_chunks::<4>();
+                let targets = lane_mut(out, r);
+                for (target, word) in targets.zip(words) {
+                    *target = *word;
                 }
+                // The last f16 or bf16 of an odd row: half a word.
+                if !rest.is_empty() {
+                    let at = 4 * (TILE_ROWS * words.len() + r);
+                    out[at..][..rest.len()].copy_from_slice(rest);
+                }
+                continue;
+            }
+            let tiles = out.chunks_exact_mut(self.tile_bytes());
+            for (block, tile) in row.chunks_exact(self.block_bytes()).zip(tiles) {
+                let (narrows, words) = tile.split_at_mut(TILE_ROWS * narrow);
                 let (before, rest) = block.split_at(narrow_at);
                 let (field, after) = rest.split_at(narrow);
                 narrows[r * narrow..][..narrow].copy_from_slice(field);
-                let source = before
-                    .as_chunks::<4>()
-                    .0
-                    .iter()
-                    .chain(after.as_chunks::<4>().0);
-                let target = words
-                    .as_chunks_mut::<4>()
-                    .0
-                    .iter_mut()
-                    .skip(r)
-                    .step_by(TILE_ROWS);
-                for (target, source) in target.zip(source) {
+                let source = before.as_chunks::<4>().0.iter();
+                let source = source.chain(after.as_chunks::<4>().0);
+                for (target, source) in lane_mut(words, r).zip(source) {
                     *target = *source;
                 }
             }
@@ -279,23 +277,28 @@ impl Tile8 {
         if self.row_bytes == 0 {
             return;
         }
-        let block_bytes = self.block_bytes();
         let (narrow_at, narrow) = narrow_field(self.dtype);
         for (r, row) in rows.chunks_exact_mut(self.row_bytes).enumerate() {
-            let tiles = tiles.chunks_exact(self.tile_bytes());
-            for (block, tile) in row.chunks_mut(block_bytes).zip(tiles) {
-                let (narrows, words) = tile.split_at(TILE_ROWS * narrow);
-                if block.len() < block_bytes {
-                    block.copy_from_slice(&words[4 * r..][..block.len()]);
-                    continue;
+            if !self.dtype.is_block() {
+                let (words, rest) = row.as_chunks_mut::<4>();
+                if !rest.is_empty() {
+                    let at = 4 * (TILE_ROWS * words.len() + r);
+                    rest.copy_from_slice(&tiles[at..][..rest.len()]);
                 }
+                for (word, source) in words.iter_mut().zip(lane(tiles, r)) {
+                    *word = *source;
+                }
+                continue;
+            }
+            let tiles = tiles.chunks_exact(self.tile_bytes());
+            for (block, tile) in row.chunks_exact_mut(self.block_bytes()).zip(tiles) {
+                let (narrows, words) = tile.split_at(TILE_ROWS * narrow);
                 let (before, rest) = block.split_at_mut(narrow_at);
                 let (field, after) = rest.split_at_mut(narrow);
                 field.copy_from_slice(&narrows[r * narrow..][..narrow]);
-                let source = words.as_chunks::<4>().0.iter().skip(r).step_by(TILE_ROWS);
-                let before = before.as_chunks_mut::<4>().0.iter_mut();
-                let target = before.chain(after.as_chunks_mut::<4>().0);
-                for (target, source) in target.zip(source) {
+                let target = before.as_chunks_mut::<4>().0.iter_mut();
+                let target = target.chain(after.as_chunks_mut::<4>().0);
+                for (target, source) in target.zip(lane(words, r)) {
                     *target = *source;
                 }
             }
@@ -318,6 +321,17 @@ impl Tile8 {
             self.dtype
         );
     }
+}
+
+/// The words of row `r` of 8 that take turns.
+fn lane(words: &[u8], r: usize) -> impl Iterator<Item = &[u8; 4]> {
+    words.as_chunks::<4>().0.iter().skip(r).step_by(TILE_ROWS)
+}
+
+/// The words of row `r` of 8 that take turns.
+fn lane_mut(words: &mut [u8], r: usize) -> impl Iterator<Item = &mut [u8; 4]> {
+    let words = words.as_chunks_mut::<4>().0;
+    words.iter_mut().skip(r).step_by(TILE_ROWS)
 }
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
 //! `rms_norm` in f64.
 
 use super::RefArgs;
-use crate::ops::RmsNorm;
+use crate::ops::rms_norm::RmsNorm;
 
 /// `y = x / sqrt(mean(x^2) + eps) * w`, row by row.
 pub fn rms_norm(op: &RmsNorm, args: &mut RefArgs<'_>) {
