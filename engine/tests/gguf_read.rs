@@ -184,7 +184,7 @@ fn pattern(seed: usize, n_bytes: usize) -> Vec<u8> {
     (0..n_bytes).map(|i| (i * 31 + seed * 101) as u8).collect()
 }
 
-fn tensor(name: &str, dtype: DType, shape: &[usize]) -> (TensorSpec, Vec<u8>) {
+fn tensor(name: &str, dtype: DType, shape: &[usize]) -> Tensor {
     let spec = TensorSpec {
         name: name.to_owned(),
         dtype,
@@ -393,10 +393,13 @@ fn the_writer_refuses_what_no_file_can_hold() {
     assert!(writer.finish().is_err(), "data missing");
 }
 
+/// A tensor and its data.
+type Tensor = (TensorSpec, Vec<u8>);
+
 /// A set of three shards: the first with metadata only, as the public splitter can write it.
 struct Set {
     folder: PathBuf,
-    shards: Vec<(Metadata, Vec<(TensorSpec, Vec<u8>)>)>,
+    shards: Vec<(Metadata, Vec<Tensor>)>,
 }
 
 impl Set {
@@ -683,7 +686,7 @@ proptest! {
         if let Some(shift) = alignment {
             metadata.insert("general.alignment", Value::U32(1 << shift));
         }
-        let tensors: Vec<(TensorSpec, Vec<u8>)> = tensors
+        let tensors: Vec<Tensor> = tensors
             .into_iter()
             .enumerate()
             .map(|(i, (dtype, mut shape, n_blocks))| {
