@@ -11,6 +11,7 @@ use gemel_core::format::grid::{entry, iq1_value, iq2_value, iq3_s_value, iq3_xxs
 use gemel_core::format::scales::{first_non_finite, make_finite};
 use gemel_core::format::{EncodeFlags, can_encode, codebook, decode_row, encode_row};
 use proptest::prelude::*;
+use proptest::test_runner::RngSeed;
 
 /// The types with a quantising encoder.
 const QUANTISED: [DType; 6] = [
@@ -444,7 +445,7 @@ fn row() -> impl Strategy<Value = Vec<f32>> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 4000, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 4000, failure_persistence: None, rng_seed: RngSeed::Fixed(1), ..ProptestConfig::default() })]
 
     /// Writing a cache row that was read changes nothing.
     #[test]
@@ -463,7 +464,8 @@ proptest! {
         let (min, max) = x.iter().fold((f32::MAX, f32::MIN), |(min, max), &x| (min.min(x), max.max(x)));
         let tiny = 2.0_f32.powi(-25);
         let half_ulp = 2.0_f32.powi(-11);
-        let ends = half_ulp * (max.abs() + min.abs());
+        // All codes move with the rounding of d, all values with that of m.
+        let ends = half_ulp * ((max - min) + min.abs());
         for dtype in QUANTISED {
             let y = decode(dtype, &encode(dtype, &x).0);
             for (x, y) in x.iter().zip(y) {
