@@ -4,7 +4,7 @@
 #
 #   scripts/test.sh [--with-deny]
 #
-#   --with-deny  installs cargo-deny (some minutes, once) where it is missing; without it the licence check runs only
+#   --with-deny  installs cargo-deny (two to four minutes, once) where it is missing; without it the licence check runs only
 #                where cargo-deny is installed, and the run says that it was left out
 set -euo pipefail
 # shellcheck source=scripts/lib.sh
@@ -96,7 +96,7 @@ fi
 # The advisory database is not a package, so that check is left to `cargo deny check advisories` by hand.
 
 if ! cargo deny --version >/dev/null 2>&1 && [ "$with_deny" = yes ]; then
-    step 30 install-cargo-deny cargo install --locked --debug cargo-deny
+    step 30 install-cargo-deny cargo install --quiet --locked --debug cargo-deny@0.20.2
 fi
 if cargo deny --version >/dev/null 2>&1; then
     step 5 deny cargo deny check licenses bans sources
