@@ -3,7 +3,8 @@
 # the share of what the machine can do.
 #
 #   scripts/compare.sh [-m MODEL.gguf] [-p TOKENS] [-n TOKENS] [-t THREADS] [-r REPS] [--rounds N]
-#                      [--driver system|lavapipe|swiftshader] [--gb-per-s X --gflop-per-s Y] [--peer-only] [-o FILE.json]
+#                      [--driver system|lavapipe|swiftshader] [--gb-per-s X --gflop-per-s Y] [--limit MINUTES]
+#                      [--peer-only] [-o FILE.json]
 #
 #   -p, -n     tokens of prefill and of decode, both from an empty cache (64 and 16)
 #   -r         repetitions inside a process, after a warm-up (3)
@@ -13,6 +14,8 @@
 #   --gb-per-s, --gflop-per-s
 #              the limits of the GPU, from its data sheet. Without them the shares are of the processor's own limits,
 #              measured, which is right for the CPU and for software drivers
+#   --limit    how long one process may take (30); llama.cpp compiles the matrix products of K-quants for longer on lavapipe:
+#              -p 0 leaves prefill out
 #
 # llama.cpp comes prebuilt from the npm package @node-llama-cpp/linux-x64-vulkan, its headers from the sources that the
 # package node-llama-cpp carries; both are unpacked into $cache/peer and nothing of them is compiled but our own
@@ -23,11 +26,11 @@ set -euo pipefail
 scripts=$root/scripts
 
 release=3.22.1
-model='' prompt=64 generate=16 threads=$(nproc) reps=3 rounds=2 driver='' gb='' gflop='' peer_only=no out=''
+model='' prompt=64 generate=16 threads=$(nproc) reps=3 rounds=2 driver='' gb='' gflop='' peer_only=no out='' minutes=30
 while [ $# -gt 0 ]; do
     case $1 in
         --peer-only) peer_only=yes; shift; continue ;;
-        -m | -p | -n | -t | -r | -o | --rounds | --driver | --gb-per-s | --gflop-per-s) [ $# -ge 2 ] || die "$1 needs a value" ;;
+        -m | -p | -n | -t | -r | -o | --limit | --rounds | --driver | --gb-per-s | --gflop-per-s) [ $# -ge 2 ] || die "$1 needs a value" ;;
         *) die "unknown argument '$1'; the usage is at the top of $0" ;;
     esac
     case $1 in
@@ -37,6 +40,7 @@ while [ $# -gt 0 ]; do
         -t) threads=$2 ;;
         -r) reps=$2 ;;
         -o) out=$2 ;;
+        --limit) minutes=$2 ;;
         --rounds) rounds=$2 ;;
         --driver) driver=$2 ;;
         --gb-per-s) gb=$2 ;;
@@ -105,7 +109,6 @@ environment+=("MESA_SHADER_CACHE_DIR=${MESA_SHADER_CACHE_DIR:-$cache/mesa}")
 
 results=$(scratch_dir)
 trap 'rm -rf "$results" "${scratch:-}"' EXIT
-minutes=40
 
 # measure NAME COMMAND... : one run; a failure is told and leaves its row empty.
 measure() {
@@ -125,6 +128,8 @@ if [ "$peer_only" = no ]; then
     cargo build --release --quiet --manifest-path "$root/Cargo.toml" -p gemel
     gemel=${CARGO_TARGET_DIR:-$root/target}/release/gemel
 fi
+load=$(cut -d' ' -f1 /proc/loadavg)
+[ "${load%.*}" -lt 1 ] || log "warning: other work is running here (load $load); the figures are lower bounds"
 for round in $(seq "$rounds"); do
     # The weights' size is near enough the file's.
     measure "limits.$round" "$peer/limits" "$threads" "$(stat -Lc %s "$model")"
