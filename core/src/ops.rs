@@ -5,6 +5,7 @@ pub mod add_rms_norm;
 pub mod argmax;
 pub mod attention;
 pub mod copy_cast;
+mod elementwise;
 pub mod gather_rows;
 pub mod glu;
 pub mod kv_write;

@@ -25,6 +25,8 @@ pub mod scale;
 pub mod scatter_rows;
 pub mod softcap;
 pub mod softmax_stats;
+#[cfg(test)]
+pub(crate) mod testing;
 pub mod top_k_logits;
 
 pub use device::ReferenceDevice;

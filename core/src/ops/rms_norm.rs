@@ -5,7 +5,7 @@
 //! # Shapes
 //! `x`: `[.., n]`, the last axis contiguous; `w`: `[n]`; `y`: as `x`, contiguous.
 //! # Numerics
-//! Accumulates in f32 over `THREADS` partial sums. A row of zeros gives zeros even if `eps` is 0.
+//! Accumulates in f32 over `LANES` partial sums. A row of zeros gives zeros even if `eps` is 0.
 //! # Source
 //! Zhang and Sennrich 2019, arXiv:1910.07467, equation 4.
 
@@ -14,8 +14,8 @@ use std::fmt;
 use super::{expect_f32, expect_vector, take};
 use crate::error::OpError;
 use crate::op::{
-    Binding, Caps, Cost, Launch, Launches, Op, Operands, Params, Sharding, Spec, Tolerance,
-    fold_grid,
+    Binding, Caps, Cost, DeviceClass, Launch, Launches, Op, Operands, Params, Sharding, Spec,
+    Tolerance, fold_grid,
 };
 use crate::reference::{self, RefArgs};
 use crate::tensor::TensorDesc;
@@ -56,15 +56,16 @@ impl Op for RmsNorm {
 
     fn launches(&self, operands: Operands<'_>, caps: &Caps) -> Result<Launches, OpError> {
         let [x, _] = take(Self::NAME, operands.inputs)?;
+        let (spec, grid) = row_geometry(x.rows(), x.last(), caps)?;
         Ok(Launches::one(Launch {
             entry: Self::NAME,
-            spec: Spec::threads(row_threads(x.last(), caps)),
+            spec,
             params: Params::new()
                 .u32("n_rows", x.rows())
                 .u32("n", x.last())
                 .f32("eps", self.eps)
                 .rows(Self::NAME, "x", x)?,
-            grid: fold_grid(x.rows(), caps)?,
+            grid,
             bindings: vec![Binding::Input(0), Binding::Input(1), Binding::Output(0)],
         }))
     }
@@ -94,13 +95,26 @@ impl Op for RmsNorm {
     }
 }
 
-/// Threads that share a row of `n` elements: about four elements each, fewer where barriers are dear.
-pub(crate) fn row_threads(n: usize, caps: &Caps) -> u32 {
-    let most = match caps.class {
-        crate::op::DeviceClass::Software => 32,
-        _ => 256.min(caps.max_threads_per_block),
+/// Threads of a block, the `LANES` of them that share a row, and the grid over `n_rows` rows of `n` elements.
+pub(crate) fn row_geometry(
+    n_rows: usize,
+    n: usize,
+    caps: &Caps,
+) -> Result<(Spec, [u32; 3]), OpError> {
+    let (threads, lanes) = match caps.class {
+        // Eight threads are one SIMD thread of a software driver: barriers among them are cheap.
+        DeviceClass::Software | DeviceClass::Reference => (8, 8),
+        DeviceClass::Integrated | DeviceClass::Discrete => {
+            let threads = 256.min(caps.max_threads_per_block);
+            // Head-sized rows come in large numbers: a warp each. Long rows are few: a block each.
+            (threads, if n <= 512 { 32 } else { threads })
+        }
     };
-    (n.div_ceil(4) as u32).next_power_of_two().clamp(32, most)
+    let rows_per_block = (threads / lanes) as usize;
+    Ok((
+        Spec::threads(threads).with("LANES", lanes),
+        fold_grid(n_rows.div_ceil(rows_per_block), caps)?,
+    ))
 }
 
 /// Blocked sum of `n` squares, a reciprocal root and two products.

@@ -1,1 +1,87 @@
-//! `scale`.
+//! `scale`: multiplies by a number and adds another.
+//!
+//! `y = scale * x + bias`
+//!
+//! # Shapes
+//! `x`: any f32 with a contiguous last axis and at most two outer strides; `y`: as `x`, contiguous.
+
+use std::fmt;
+
+use super::elementwise::walk_one;
+use super::{expect_f32, take};
+use crate::error::OpError;
+use crate::op::{Binding, Caps, Cost, Launch, Launches, Op, Operands, Sharding, Spec, Tolerance};
+use crate::reference::{self, RefArgs};
+use crate::tensor::TensorDesc;
+
+/// See the [module](self).
+#[derive(Clone, Debug, PartialEq)]
+pub struct Scale {
+    /// Factor.
+    pub scale: f32,
+    /// Added after the product.
+    pub bias: f32,
+}
+
+impl Scale {
+    /// The one name.
+    pub const NAME: &str = "scale";
+}
+
+impl fmt::Display for Scale {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}[scale={},bias={}]", Self::NAME, self.scale, self.bias)
+    }
+}
+
+impl Op for Scale {
+    fn name(&self) -> &'static str {
+        Self::NAME
+    }
+
+    fn outputs(
+        &self,
+        inputs: &[&TensorDesc],
+        _: &[&TensorDesc],
+    ) -> Result<Vec<TensorDesc>, OpError> {
+        let [x] = take(Self::NAME, inputs)?;
+        expect_f32(Self::NAME, "x", x)?;
+        Ok(vec![TensorDesc::f32(x.shape.clone())])
+    }
+
+    fn launches(&self, operands: Operands<'_>, caps: &Caps) -> Result<Launches, OpError> {
+        let [x] = take(Self::NAME, operands.inputs)?;
+        let walk = walk_one(Self::NAME, x, caps)?;
+        Ok(Launches::one(Launch {
+            entry: Self::NAME,
+            spec: Spec::threads(walk.threads),
+            params: walk.params.f32("scale", self.scale).f32("bias", self.bias),
+            grid: walk.grid,
+            bindings: vec![Binding::Input(0), Binding::Output(0)],
+        }))
+    }
+
+    fn cost(&self, operands: Operands<'_>) -> Cost {
+        let n = operands.inputs[0].n_elems() as u64;
+        Cost {
+            bytes: 8 * n,
+            flops: 2 * n,
+        }
+    }
+
+    fn tolerance(&self, _: Operands<'_>) -> Tolerance {
+        Tolerance::units(2.0, 1, 1e-13)
+    }
+
+    fn sharding(&self) -> Sharding {
+        Sharding::Elementwise
+    }
+
+    fn reference(&self, args: &mut RefArgs<'_>) {
+        reference::scale::scale(self, args);
+    }
+
+    fn as_any(&self) -> &dyn std::any::Any {
+        self
+    }
+}

@@ -23,3 +23,50 @@ pub fn rms_norm(op: &RmsNorm, args: &mut RefArgs<'_>) {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::RmsNorm;
+    use crate::reference::testing::{close, f32s, run};
+    use crate::tensor::TensorDesc;
+
+    #[test]
+    fn normalises_rows_of_a_view() {
+        let x = TensorDesc::f32([3, 3]).narrow(1, 0, 2).unwrap();
+        let out = run(
+            &RmsNorm { eps: 0.5 },
+            &[
+                (
+                    x,
+                    &f32s(&[3.0, 4.0, 99.0, 0.0, 0.0, 99.0, -1e-3, 1e-3, 99.0]),
+                ),
+                (TensorDesc::f32([2]), &f32s(&[1.0, -2.0])),
+            ],
+        );
+        let (large, small) = (13.0_f64.sqrt(), 0.500_001_f64.sqrt());
+        close(
+            &out[0].values,
+            &[
+                3.0 / large,
+                -8.0 / large,
+                0.0,
+                0.0,
+                -1e-3 / small,
+                -2e-3 / small,
+            ],
+            1e-9,
+        );
+    }
+
+    #[test]
+    fn a_row_of_zeros_without_eps_stays_zero() {
+        let out = run(
+            &RmsNorm { eps: 0.0 },
+            &[
+                (TensorDesc::f32([1, 2]), &f32s(&[0.0, -0.0])),
+                (TensorDesc::f32([2]), &f32s(&[1.0, 1.0])),
+            ],
+        );
+        assert_eq!(out[0].values, [0.0, 0.0], "no division by zero");
+    }
+}
