@@ -31,6 +31,17 @@ struct Special {
     strips_right: bool,
 }
 
+/// Occurrences of one token at each of the places `start..end`.
+///
+/// Vocabularies have tokens for runs of 2 to 31 blanks: in a long run each of them occurs everywhere.
+#[derive(Debug, Clone, Copy)]
+struct Run {
+    /// Index in [`SpecialTokens::tokens`].
+    place: u32,
+    start: usize,
+    end: usize,
+}
+
 impl SpecialTokens {
     pub(super) fn new(vocab: &Vocab) -> Self {
         let matched = Kind::CONTROL.with(Kind::UNKNOWN).with(Kind::USER_DEFINED);
@@ -58,41 +69,36 @@ impl SpecialTokens {
 
     /// Cuts `text`. Longer tokens are placed first wherever they occur, from left to right; shorter ones fill what is left.
     pub(super) fn partition<'a>(&self, text: &'a [u8], parse_special: bool) -> Vec<Fragment<'a>> {
-        // (place in `tokens`, start), which sorts into the order of placement.
-        let mut found: Vec<(u32, usize)> = vec![];
-        for start in 0..text.len() {
-            for (_, place) in self.trie.prefixes(&text[start..]) {
-                if parse_special || !self.tokens[place as usize].on_request {
-                    found.push((place, start));
-                }
-            }
-        }
-        if found.is_empty() {
+        let mut runs = self.find(text, parse_special);
+        if runs.is_empty() {
             return if text.is_empty() {
                 vec![]
             } else {
                 vec![Fragment::Text(text)]
             };
         }
-        found.sort_unstable();
+        runs.sort_unstable_by_key(|run| (run.place, run.start));
 
         // What is taken was taken by a token that is at least as long, so it overlaps a later one only at an end.
         let mut taken = vec![false; text.len()];
         let mut placed: Vec<(usize, usize, u32)> = vec![];
-        for (place, start) in found {
-            let token = self.tokens[place as usize];
-            let (mut from, mut to) = (start, start + token.len);
-            if taken[from] || taken[to - 1] {
-                continue;
+        for run in runs {
+            let token = self.tokens[run.place as usize];
+            for start in run.start..run.end {
+                let (mut from, mut to) = (start, start + token.len);
+                if taken[from] || taken[to - 1] {
+                    continue;
+                }
+                while token.strips_left && from > 0 && is_space(text[from - 1]) && !taken[from - 1]
+                {
+                    from -= 1;
+                }
+                while token.strips_right && to < text.len() && is_space(text[to]) && !taken[to] {
+                    to += 1;
+                }
+                taken[from..to].fill(true);
+                placed.push((from, to, token.id));
             }
-            while token.strips_left && from > 0 && is_space(text[from - 1]) && !taken[from - 1] {
-                from -= 1;
-            }
-            while token.strips_right && to < text.len() && is_space(text[to]) && !taken[to] {
-                to += 1;
-            }
-            taken[from..to].fill(true);
-            placed.push((from, to, token.id));
         }
         placed.sort_unstable();
 
@@ -109,6 +115,34 @@ impl SpecialTokens {
             fragments.push(Fragment::Text(&text[at..]));
         }
         fragments
+    }
+
+    /// Every occurrence of every token.
+    fn find(&self, text: &[u8], parse_special: bool) -> Vec<Run> {
+        let mut runs: Vec<Run> = vec![];
+        // The last run of each token, as an index into `runs`.
+        let mut last: Vec<usize> = vec![];
+        for start in 0..text.len() {
+            for (_, place) in self.trie.prefixes(&text[start..]) {
+                if !parse_special && self.tokens[place as usize].on_request {
+                    continue;
+                }
+                last.resize(self.tokens.len(), usize::MAX);
+                let last = &mut last[place as usize];
+                match runs.get_mut(*last) {
+                    Some(run) if run.end == start => run.end += 1,
+                    _ => {
+                        *last = runs.len();
+                        runs.push(Run {
+                            place,
+                            start,
+                            end: start + 1,
+                        });
+                    }
+                }
+            }
+        }
+        runs
     }
 }
 
