@@ -23,6 +23,13 @@ def best(engine, *keys):
     return max(values, default=None)
 
 
+def speed(engine, part):
+    """Tokens a second in the best repetition of any run: what other work on the machine disturbed least."""
+    lists = [result.get("samples", []) for run in runs.get(engine, []) for result in run.get("results", [])
+             if result.get({"prefill": "n_prompt", "decode": "n_gen"}[part], 0) > 0]
+    return max((sample for samples in lists for sample in samples), default=best(engine, part, "tokens_per_s"))
+
+
 engines = [e for e in ("gemel-vulkan", "llama.cpp-vulkan", "llama.cpp-cpu") if e in runs]
 if not engines:
     sys.exit("compare: no engine finished")
@@ -37,25 +44,24 @@ def cell(value, form="{:.1f}"):
     return "-" if value is None else form.format(value)
 
 
-def share(speed, engine, what):
+def share(rate, engine, what):
     limit_gb, limit_gflop = host
     if not engine.endswith("-cpu"):
         limit_gb, limit_gflop = gb_per_s or limit_gb, gflop_per_s or limit_gflop
-    if speed is None or not weight_bytes or not params or not limit_gb or not limit_gflop:
+    if rate is None or not weight_bytes or not params or not limit_gb or not limit_gflop:
         return None
     if what == "decode":
-        return 100 * speed * weight_bytes / 1e9 / limit_gb
-    return 100 * speed * 2 * params / 1e9 / limit_gflop
+        return 100 * rate * weight_bytes / 1e9 / limit_gb
+    return 100 * rate * 2 * params / 1e9 / limit_gflop
 
 
-rows = [("engine", "device", "prefill tok/s", "decode tok/s", "gemel / it", "% of GFLOP/s", "% of GB/s")]
+rows = [("engine", "device", "prefill tok/s", "decode tok/s", "gemel / it, pp / tg", "% of GFLOP/s", "% of GB/s")]
 table = []
 for engine in engines:
-    prefill, decode = best(engine, "prefill", "tokens_per_s"), best(engine, "decode", "tokens_per_s")
-    ours = best("gemel-vulkan", "prefill", "tokens_per_s"), best("gemel-vulkan", "decode", "tokens_per_s")
-    ratio = "-"
-    if ours[0] and ours[1] and prefill and decode:
-        ratio = f"{ours[0] / prefill:.3f} / {ours[1] / decode:.3f}"
+    prefill, decode = speed(engine, "prefill"), speed(engine, "decode")
+    ours = speed("gemel-vulkan", "prefill"), speed("gemel-vulkan", "decode")
+    ratios = [cell(a / b if a and b else None, "{:.3f}") for a, b in zip(ours, (prefill, decode))]
+    ratio = " / ".join(ratios) if any(ours) else "-"
     device = str(runs[engine][0].get("device", "-"))[:36]
     shares = share(prefill, engine, "prefill"), share(decode, engine, "decode")
     rows.append((engine, device, cell(prefill), cell(decode), ratio, cell(shares[0], "{:.2f}"), cell(shares[1], "{:.2f}")))
