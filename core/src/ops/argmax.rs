@@ -111,6 +111,7 @@ pub(crate) fn sliced_launches(
         .u32("slice", slice)
         .u32("n_slices", n_slices)
         .rows(reduce, "x", x)?;
+    let bindings = vec![Binding::Input(0), Binding::Scratch(0), Binding::Output(0)];
     Ok(Launches {
         scratch: vec![8 * n_rows * n_slices],
         list: vec![
@@ -119,14 +120,14 @@ pub(crate) fn sliced_launches(
                 spec: Spec::threads(threads),
                 params: params.clone(),
                 grid: fold_grid(n_rows * n_slices, caps)?,
-                bindings: vec![Binding::Input(0), Binding::Scratch(0)],
+                bindings: bindings.clone(),
             },
             Launch {
                 entry: merge,
                 spec: Spec::threads(threads),
                 params,
                 grid: fold_grid(n_rows, caps)?,
-                bindings: vec![Binding::Scratch(0), Binding::Output(0)],
+                bindings,
             },
         ],
     })

@@ -108,9 +108,7 @@ impl Op for CopyCast {
         let rows = walk_one(Self::NAME, x, caps)?;
         let mut params = walk.params;
         for (name, value) in rows.params.fields() {
-            if let ("n" | "n1" | "a_s0" | "a_s1" | "a_off", crate::op::Param::U32(value)) =
-                (name.as_ref(), *value)
-            {
+            if let crate::op::Param::U32(value) = *value {
                 params = params.u32(format!("x_{name}"), value as usize);
             }
         }

@@ -87,6 +87,7 @@ impl Op for TopKLogits {
         let (n_rows, n) = (x.rows(), x.last());
         let group = group_elems(n, self.k);
         let n_groups = n.div_ceil(group);
+        let n_candidates = self.k.min(n_groups) * group;
         let (group_threads, row_threads) = match caps.class {
             DeviceClass::Software | DeviceClass::Reference => (32, 8),
             DeviceClass::Integrated | DeviceClass::Discrete => {
@@ -101,28 +102,30 @@ impl Op for TopKLogits {
             .u32("group", group)
             .u32("n_groups", n_groups)
             .u32("n_blocks", n_blocks)
+            .u32("n_candidates", n_candidates)
             .rows(Self::NAME, "x", x)?;
+        let bindings = vec![
+            Binding::Input(0),
+            Binding::Scratch(0),
+            Binding::Output(0),
+            Binding::Output(1),
+        ];
         Ok(Launches {
-            scratch: vec![4 * n_rows * n_groups],
+            scratch: vec![4 * n_rows * (n_groups + n_candidates)],
             list: vec![
                 Launch {
                     entry: "top_k_logits_groups",
                     spec: Spec::threads(group_threads),
                     params: params.clone(),
                     grid: fold_grid(n_rows * n_blocks, caps)?,
-                    bindings: vec![Binding::Input(0), Binding::Scratch(0)],
+                    bindings: bindings.clone(),
                 },
                 Launch {
                     entry: Self::NAME,
                     spec: Spec::threads(row_threads),
                     params,
                     grid: fold_grid(n_rows, caps)?,
-                    bindings: vec![
-                        Binding::Input(0),
-                        Binding::Scratch(0),
-                        Binding::Output(0),
-                        Binding::Output(1),
-                    ],
+                    bindings,
                 },
             ],
         })
