@@ -1,0 +1,336 @@
+// attention: online softmax over the visible cells of a paged cache.
+// A block owns 4 query rows, (token, head) pairs of one KV head, and every n_splits-th chunk of cells. In turns: each
+// thread scores two cells for the 4 rows; the block updates the running maxima; each thread adds weighted values to
+// its 4 channels of the 4 rows (with ONE_GROUP over all cells, else the threads also share the cells). A tile may
+// hold tokens of several sequences: it visits the cells of each in turn, and rows ignore what is not theirs.
+// attention_merge: joins the parts of the splits in order; a thread owns 4 channels of a row.
+// A thread reads a whole key, so neighbours read rows apart: the caches of a GPU absorb that at head sizes up to 128.
+#import grid
+
+@group(0) @binding(0) var<storage, read_write> q: array<f32>;
+@group(0) @binding(1) var<storage, read_write> k_data: array<u32>;
+@group(0) @binding(2) var<storage, read_write> v_data: array<u32>;
+@group(0) @binding(3) var<storage, read_write> page_table: array<i32>;
+@group(0) @binding(4) var<storage, read_write> seq_rows: array<i32>;
+@group(0) @binding(5) var<storage, read_write> positions: array<i32>;
+// A record a row and split: the channels, and with several splits (maximum, sum, 0, 0).
+@group(0) @binding(6) var<storage, read_write> records: array<vec4<f32>>;
+@group(0) @binding(7) var<uniform> p: Params;
+
+@group(0) @binding(0) var<storage, read_write> parts: array<vec4<f32>>;
+@group(0) @binding(1) var<storage, read_write> merged: array<vec4<f32>>;
+@group(0) @binding(2) var<uniform> merge_p: Params;
+
+const NONE = 0xffffffffu;
+const PAGE = 64u;
+const PAIRS = CHUNK / 2u;
+const LOWEST = -3.0e38;
+// exp of this is 0; smaller arguments are not portable.
+const VANISHED = -120.0;
+
+var<workgroup> queries: array<vec4<f32>, Q_LEN>; // channel -> 4 rows
+var<workgroup> weights: array<vec4<f32>, CHUNK>; // cell -> 4 rows
+var<workgroup> cells: array<u32, CHUNK>; // cell -> its row in the caches, or NONE
+var<workgroup> shared4: array<vec4<f32>, THREADS>;
+
+fn block_max4(value: vec4<f32>, thread: u32) -> vec4<f32> {
+    workgroupBarrier();
+    shared4[thread] = value;
+    for (var n = THREADS / 2u; n > 0u; n /= 2u) {
+        workgroupBarrier();
+        if (thread < n) {
+            shared4[thread] = max(shared4[thread], shared4[thread + n]);
+        }
+    }
+    workgroupBarrier();
+    return shared4[0];
+}
+
+fn block_sum4(value: vec4<f32>, thread: u32) -> vec4<f32> {
+    workgroupBarrier();
+    shared4[thread] = value;
+    for (var n = THREADS / 2u; n > 0u; n /= 2u) {
+        workgroupBarrier();
+        if (thread < n) {
+            shared4[thread] += shared4[thread + n];
+        }
+    }
+    workgroupBarrier();
+    return shared4[0];
+}
+
+// Sum over the groups of threads that share a quad of channels, in order.
+fn group_sum4(value: vec4<f32>, thread: u32, quad: u32, n_groups: u32) -> vec4<f32> {
+    if (ONE_GROUP) {
+        return value;
+    }
+    workgroupBarrier();
+    shared4[thread] = value;
+    workgroupBarrier();
+    var sum = shared4[quad];
+    for (var g = 1u; g < n_groups; g += 1u) {
+        sum += shared4[g * p.v_quads + quad];
+    }
+    return sum;
+}
+
+fn query(token: u32, head: u32, channel: u32) -> f32 {
+    if (token >= p.n_tokens) {
+        return 0.0;
+    }
+    return q[p.q_off + token * p.q_s0 + head * p.q_s1 + channel];
+}
+
+// Row of the page table, negative for padding.
+fn sequence(token: u32) -> i32 {
+    if (token >= p.n_tokens) {
+        return -1;
+    }
+    let row = seq_rows[p.seq_off + token];
+    return select(row, -1, row >= i32(p.n_seq_rows));
+}
+
+fn position(token: u32) -> i32 {
+    if (token >= p.n_tokens) {
+        return -1;
+    }
+    return min(positions[p.pos_off + token], 0x3fffffff);
+}
+
+// Where cell j of a sequence lies, in rows of the caches.
+fn cell_row(seq: u32, kv_head: u32, j: u32) -> u32 {
+    let ordinal = j / PAGE;
+    if (ordinal >= p.max_pages) {
+        return NONE;
+    }
+    let page = page_table[p.table_off + seq * p.max_pages + ordinal];
+    if (page < 0 || u32(page) >= p.n_pages) {
+        return NONE;
+    }
+    return (u32(page) * p.n_kv_heads + kv_head) * PAGE + j % PAGE;
+}
+
+// tanh to f32 accuracy: the built-in may be off by 1e-5.
+fn tanh4(x: vec4<f32>) -> vec4<f32> {
+    let a = min(abs(x), vec4<f32>(20.0));
+    let b = a * a;
+    let near = a * (1.0 - b * (1.0 / 3.0 - b * (2.0 / 15.0 - b * (17.0 / 315.0 - b * (62.0 / 2835.0)))));
+    let far = 1.0 - 2.0 / (exp(2.0 * a) + 1.0);
+    return sign(x) * select(far, near, a < vec4<f32>(0.25));
+}
+
+fn logits(products: vec4<f32>) -> vec4<f32> {
+    let s = products * p.scale;
+    if (p.softcap > 0.0) {
+        return p.softcap * tanh4(s / p.softcap);
+    }
+    return s;
+}
+
+fn store(token: u32, head: u32, split: u32, quad: u32, sums: vec4<f32>, top: f32, total: f32) {
+    if (token >= p.n_tokens) {
+        return;
+    }
+    let at = ((token * p.n_heads + head) * p.n_splits + split) * p.record;
+    if (p.n_splits == 1u) {
+        var o = vec4<f32>(0.0);
+        if (total > 0.0) {
+            o = sums / total;
+        }
+        records[at + quad] = o;
+        return;
+    }
+    records[at + quad] = sums;
+    if (quad == 0u) {
+        records[at + p.v_quads] = vec4<f32>(top, total, 0.0, 0.0);
+    }
+}
+
+@compute @workgroup_size(THREADS)
+fn attention(
+    @builtin(workgroup_id) block: vec3<u32>,
+    @builtin(num_workgroups) grid: vec3<u32>,
+    @builtin(local_invocation_index) thread: u32,
+) {
+    let index = folded(block, grid);
+    if (index >= p.n_blocks) {
+        return;
+    }
+    let split = index % p.n_splits;
+    let kv_head = (index / p.n_splits) % p.n_kv_heads;
+    let tile = index / (p.n_splits * p.n_kv_heads);
+    let rows = vec4<u32>(4u * tile) + vec4<u32>(0u, 1u, 2u, 3u);
+    let tokens = rows / p.group;
+    let heads = vec4<u32>(kv_head * p.group) + rows % p.group;
+    let seqs = vec4<i32>(
+        sequence(tokens.x), sequence(tokens.y), sequence(tokens.z), sequence(tokens.w),
+    );
+    let last = vec4<i32>(
+        position(tokens.x), position(tokens.y), position(tokens.z), position(tokens.w),
+    );
+    var first = vec4<i32>(0);
+    if (p.window > 0u) {
+        first = max(first, last - vec4<i32>(i32(p.window) - 1));
+    }
+    for (var c = thread; c < p.dk; c += THREADS) {
+        queries[c] = vec4<f32>(
+            query(tokens.x, heads.x, c),
+            query(tokens.y, heads.y, c),
+            query(tokens.z, heads.z, c),
+            query(tokens.w, heads.w, c),
+        );
+    }
+    workgroupBarrier();
+
+    // What this thread owns of the values.
+    let quad = select(thread % p.v_quads, thread, ONE_GROUP);
+    let group = select(thread / p.v_quads, 0u, ONE_GROUP);
+    let n_groups = select(THREADS / p.v_quads, 1u, ONE_GROUP);
+    let owns = quad < p.v_quads && group < n_groups;
+
+    var top = vec4<f32>(LOWEST);
+    var total = vec4<f32>(0.0); // over the cells that this thread scored
+    var sum_x = vec4<f32>(0.0);
+    var sum_y = vec4<f32>(0.0);
+    var sum_z = vec4<f32>(0.0);
+    var sum_w = vec4<f32>(0.0);
+    for (var r = 0u; r < 4u; r += 1u) {
+        let seq = seqs[r];
+        let seen = (r > 0u && seqs.x == seq) || (r > 1u && seqs.y == seq) || (r > 2u && seqs.z == seq);
+        if (seq < 0 || seen) {
+            continue;
+        }
+        let mine = seqs == vec4<i32>(seq);
+        let firsts = select(vec4<i32>(0x7fffffff), first, mine);
+        let ends = select(vec4<i32>(0), last + vec4<i32>(1), mine);
+        let start = u32(min(min(firsts.x, firsts.y), min(firsts.z, firsts.w)));
+        let end = min(u32(max(max(ends.x, ends.y), max(ends.z, ends.w))), p.max_pages * PAGE);
+        // Chunk c belongs to split c mod n_splits: boundaries do not depend on the rows of the tile.
+        var chunk = start / CHUNK;
+        chunk += (split + p.n_splits - chunk % p.n_splits) % p.n_splits;
+        for (; chunk * CHUNK < end; chunk += p.n_splits) {
+            let base = chunk * CHUNK;
+
+            // Scores of cells base + thread and base + thread + PAIRS.
+            var row_a = NONE;
+            var row_b = NONE;
+            var sees_a = vec4<bool>(false);
+            var sees_b = vec4<bool>(false);
+            if (thread < PAIRS) {
+                let a = vec4<i32>(i32(base + thread));
+                let b = a + vec4<i32>(i32(PAIRS));
+                sees_a = mine & (a <= last) & (a >= first);
+                sees_b = mine & (b <= last) & (b >= first);
+                if (any(sees_a)) {
+                    row_a = cell_row(u32(seq), kv_head, base + thread);
+                }
+                if (any(sees_b)) {
+                    row_b = cell_row(u32(seq), kv_head, base + thread + PAIRS);
+                }
+                sees_a = sees_a & vec4<bool>(row_a != NONE);
+                sees_b = sees_b & vec4<bool>(row_b != NONE);
+            }
+            var products_a = vec4<f32>(0.0);
+            var products_b = vec4<f32>(0.0);
+            if (row_a != NONE || row_b != NONE) {
+                // Where only one of the cells is visible, both stand for it.
+                let words_a = select(row_a, row_b, row_a == NONE) * p.k_words;
+                let words_b = select(row_b, row_a, row_b == NONE) * p.k_words;
+                for (var c = 0u; c < p.dk; c += 4u) {
+                    let key_a = k_quad(words_a, c / 4u);
+                    let key_b = k_quad(words_b, c / 4u);
+                    let q0 = queries[c];
+                    let q1 = queries[c + 1u];
+                    let q2 = queries[c + 2u];
+                    let q3 = queries[c + 3u];
+                    products_a += key_a.x * q0 + key_a.y * q1 + key_a.z * q2 + key_a.w * q3;
+                    products_b += key_b.x * q0 + key_b.y * q1 + key_b.z * q2 + key_b.w * q3;
+                }
+            }
+            let score_a = select(vec4<f32>(LOWEST), logits(products_a), sees_a);
+            let score_b = select(vec4<f32>(LOWEST), logits(products_b), sees_b);
+
+            // Softmax, relative to the highest score so far. The barriers of block_max4 also end the last turn.
+            let new_top = max(top, block_max4(max(score_a, score_b), thread));
+            let vanished = vec4<f32>(VANISHED);
+            let fade = select(exp(max(top - new_top, vanished)), vec4<f32>(1.0), top == new_top);
+            let weight_a = select(vec4<f32>(0.0), exp(max(score_a - new_top, vanished)), sees_a);
+            let weight_b = select(vec4<f32>(0.0), exp(max(score_b - new_top, vanished)), sees_b);
+            top = new_top;
+            total = total * fade + (weight_a + weight_b);
+            if (thread < PAIRS) {
+                weights[thread] = weight_a;
+                weights[thread + PAIRS] = weight_b;
+                cells[thread] = row_a;
+                cells[thread + PAIRS] = row_b;
+            }
+            workgroupBarrier();
+
+            // Values. A cell that a row does not see must not reach it, even as 0 * NaN.
+            sum_x *= fade.x;
+            sum_y *= fade.y;
+            sum_z *= fade.z;
+            sum_w *= fade.w;
+            let n_cells = select(0u, min(CHUNK, end - base), owns);
+            for (var c = group; c < n_cells; c += n_groups) {
+                let row = cells[c];
+                if (row != NONE) {
+                    let w = weights[c];
+                    let value = v_quad(row * p.v_words, quad);
+                    sum_x = select(sum_x, sum_x + w.x * value, w.x != 0.0);
+                    sum_y = select(sum_y, sum_y + w.y * value, w.y != 0.0);
+                    sum_z = select(sum_z, sum_z + w.z * value, w.z != 0.0);
+                    sum_w = select(sum_w, sum_w + w.w * value, w.w != 0.0);
+                }
+            }
+        }
+    }
+
+    total = block_sum4(total, thread);
+    sum_x = group_sum4(sum_x, thread, quad, n_groups);
+    sum_y = group_sum4(sum_y, thread, quad, n_groups);
+    sum_z = group_sum4(sum_z, thread, quad, n_groups);
+    sum_w = group_sum4(sum_w, thread, quad, n_groups);
+    if (owns && group == 0u) {
+        store(tokens.x, heads.x, split, quad, sum_x, top.x, total.x);
+        store(tokens.y, heads.y, split, quad, sum_y, top.y, total.y);
+        store(tokens.z, heads.z, split, quad, sum_z, top.z, total.z);
+        store(tokens.w, heads.w, split, quad, sum_w, top.w, total.w);
+    }
+}
+
+@compute @workgroup_size(THREADS)
+fn attention_merge(
+    @builtin(workgroup_id) block: vec3<u32>,
+    @builtin(num_workgroups) grid: vec3<u32>,
+    @builtin(local_invocation_index) thread: u32,
+) {
+    let index = folded(block, grid) * THREADS + thread;
+    if (index >= merge_p.n_merged) {
+        return;
+    }
+    let row = index / merge_p.v_quads;
+    let quad = index % merge_p.v_quads;
+    let begin = row * merge_p.n_splits * merge_p.record;
+    let end = begin + merge_p.n_splits * merge_p.record;
+    var top = LOWEST;
+    for (var at = begin; at < end; at += merge_p.record) {
+        top = max(top, parts[at + merge_p.v_quads].x);
+    }
+    var total = 0.0;
+    var sums = vec4<f32>(0.0);
+    for (var at = begin; at < end; at += merge_p.record) {
+        let part = parts[at + merge_p.v_quads];
+        // A part that saw nothing has a sum of 0.
+        if (part.y > 0.0) {
+            let weight = exp(max(part.x - top, VANISHED));
+            total += weight * part.y;
+            sums += weight * parts[at + quad];
+        }
+    }
+    var o = vec4<f32>(0.0);
+    if (total > 0.0) {
+        o = sums / total;
+    }
+    merged[row * merge_p.v_quads + quad] = o;
+}
