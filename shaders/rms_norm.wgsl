@@ -1,5 +1,5 @@
 // rms_norm: divides each row by its root mean square, then scales by a weight.
-// One block per row; each thread strides over the row.
+// One block per THREADS / LANES rows; the LANES threads of a row stride over it.
 #import grid
 #import rows
 #import reduce
@@ -15,20 +15,20 @@ fn rms_norm(
     @builtin(num_workgroups) grid: vec3<u32>,
     @builtin(local_invocation_index) thread: u32,
 ) {
-    let row = folded(block, grid);
-    if (row >= p.n_rows) {
-        return;
-    }
+    let row = folded(block, grid) * (THREADS / LANES) + thread / LANES;
+    let lane = thread % LANES;
+    // Rows beyond the last are empty: their threads take part in the barriers.
+    let n = select(0u, p.n, row < p.n_rows);
     let x_row = row_offset(row, p.x_n1, p.x_s0, p.x_s1, p.x_off);
     var sum = 0.0;
-    for (var i = thread; i < p.n; i += THREADS) {
+    for (var i = lane; i < n; i += LANES) {
         let v = x[x_row + i];
         sum += v * v;
     }
-    let mean = block_sum(sum, thread) / f32(p.n);
+    let mean = group_sum(sum, thread, LANES) / f32(p.n);
     // A row of zeros with eps = 0 stays zero.
     let scale = select(0.0, inverseSqrt(mean + p.eps), mean + p.eps > 0.0);
-    for (var i = thread; i < p.n; i += THREADS) {
+    for (var i = lane; i < n; i += LANES) {
         y[row * p.n + i] = x[x_row + i] * scale * w[i];
     }
 }

@@ -1,0 +1,42 @@
+// Functions that stay finite for every finite argument.
+
+// Stands for minus infinity in masks and maxima.
+const NEG_BIG: f32 = -3.0e38;
+
+// exp(x) for x <= 0: exactly 0 below the normal range, where drivers differ.
+fn exp_neg(x: f32) -> f32 {
+    return select(exp(max(x, -87.0)), 0.0, x < -87.0);
+}
+
+fn sigmoid(x: f32) -> f32 {
+    let e = exp_neg(-abs(x));
+    return select(1.0, e, x < 0.0) / (1.0 + e);
+}
+
+// tanh(x), also relatively exact near 0. The built-in one may be off by 1e-5.
+fn tanh_safe(x: f32) -> f32 {
+    let e = exp_neg(-2.0 * min(abs(x), 50.0));
+    let far = (1.0 - e) / (1.0 + e);
+    let s = min(x * x, 1.0);
+    // Taylor series: below 1e-8 relative for |x| < 0.25.
+    let near = abs(x) * (1.0 + s * (-1.0 / 3.0 + s * (2.0 / 15.0 + s * (-17.0 / 315.0 + s * (62.0 / 2835.0)))));
+    return select(1.0, -1.0, x < 0.0) * select(far, near, abs(x) < 0.25);
+}
+
+// (1 + erf(z)) / 2, the share of the normal distribution below z * sqrt(2), without cancellation for z < 0.
+// exp(z^2) erfc(z) / t is interpolated in t = 1 / (1 + z / 2) at 9 Chebyshev points of z = 0 .. 10: 5e-8 relative.
+fn half_erfc_neg(z: f32) -> f32 {
+    let a = min(abs(z), 10.0);
+    let t = 1.0 / (1.0 + 0.5 * a);
+    var q = -0.05971491896;
+    q = q * t + 0.2877683095;
+    q = q * t - 0.4938636487;
+    q = q * t + 0.2856977103;
+    q = q * t - 0.03184175738;
+    q = q * t + 0.2048536551;
+    q = q * t + 0.242572893;
+    q = q * t + 0.282445042;
+    q = q * t + 0.2820826737;
+    let tail = 0.5 * q * t * exp_neg(-a * a);
+    return select(1.0 - tail, tail, z < 0.0);
+}
