@@ -91,7 +91,7 @@ impl Op for CopyCast {
 
     fn launches(&self, operands: Operands<'_>, caps: &Caps) -> Result<Launches, OpError> {
         let [x] = take(Self::NAME, operands.inputs)?;
-        let (Some(from), Some(to)) = (code(x.dtype), code(self.to)) else {
+        let (Some(x_type), Some(y_type)) = (code(x.dtype), code(self.to)) else {
             return Err(bad_operand(
                 Self::NAME,
                 "x",
@@ -117,8 +117,8 @@ impl Op for CopyCast {
             spec: Spec::threads(walk.threads),
             params: params
                 .u32("n_elems", x.n_elems())
-                .u32("from", from)
-                .u32("to", to),
+                .u32("x_type", x_type)
+                .u32("y_type", y_type),
             grid: walk.grid,
             bindings: vec![Binding::Input(0), Binding::Output(0)],
         }))
