@@ -14,12 +14,14 @@
 #   --gb-per-s, --gflop-per-s
 #              the limits of the GPU, from its data sheet. Without them the shares are of the processor's own limits,
 #              measured, which is right for the CPU and for software drivers
-#   --limit    how long one process may take (30); llama.cpp compiles the matrix products of K-quants for longer on lavapipe:
-#              -p 0 leaves prefill out
+#   --limit    how many minutes one process may take (30). llama.cpp gave no prefill of a Q4_K_M model on lavapipe within
+#              20; -p 0 leaves prefill out, -n 0 decode
 #
 # llama.cpp comes prebuilt from the npm package @node-llama-cpp/linux-x64-vulkan, its headers from the sources that the
 # package node-llama-cpp carries; both are unpacked into $cache/peer and nothing of them is compiled but our own
 # compare/peer_bench.c. A first run on a software driver compiles shaders for minutes.
+#
+# Not alike: llama.cpp copies all logits to the host after each token, `gemel bench` takes the argmax on the device.
 set -euo pipefail
 # shellcheck source=scripts/lib.sh
 . "$(dirname "$0")/lib.sh"
