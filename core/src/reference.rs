@@ -46,7 +46,10 @@ pub struct RefTensor<'a> {
 }
 
 impl RefTensor<'_> {
-    /// Decodes row `row` (over all outer axes) to f32. Weights must lie in file order.
+    /// Decodes row `row` (over all outer axes) to f32.
+    ///
+    /// # Panics
+    /// On weights that do not lie in file order, or an `out` that is not a row long.
     pub fn row(&self, row: usize, out: &mut [f32]) {
         let n = self.desc.last();
         assert_eq!(out.len(), n, "a row has the length of the last axis");
@@ -134,6 +137,9 @@ pub struct RefTensorMut<'a> {
 
 impl RefTensorMut<'_> {
     /// Encodes one cell of one head of a paged cache. Returns whether a value was not finite.
+    ///
+    /// # Panics
+    /// If the cell does not exist.
     pub fn set_cell(&mut self, row: usize, values: &[f32]) -> bool {
         let dtype = self.desc.dtype;
         let cell = CacheRow::new(dtype, self.desc.last());
@@ -159,9 +165,9 @@ pub struct RefOutput<'a> {
     pub desc: &'a TensorDesc,
     /// Results in row order. Integers are exact.
     pub values: Vec<f64>,
-    /// Magnitudes.
+    /// Magnitudes; empty where nobody reads them.
     pub magnitudes: Vec<f64>,
-    /// Root sums of squares of the terms.
+    /// Root sums of squares of the terms; empty where nobody reads them.
     pub norms: Vec<f64>,
 }
 
@@ -177,6 +183,21 @@ impl<'a> RefOutput<'a> {
         }
     }
 
+    /// An output whose magnitudes nobody reads: sums need not compute them.
+    pub fn values_only(desc: &'a TensorDesc) -> Self {
+        Self {
+            desc,
+            values: vec![f64::NAN; desc.n_elems()],
+            magnitudes: Vec::new(),
+            norms: Vec::new(),
+        }
+    }
+
+    /// Whether magnitudes and norms are kept.
+    pub fn wants_magnitudes(&self) -> bool {
+        self.magnitudes.len() == self.values.len()
+    }
+
     /// Writes an element that is one term.
     pub fn put(&mut self, index: usize, value: f64) {
         self.put_sum(index, value, value.abs(), value.abs());
@@ -185,11 +206,16 @@ impl<'a> RefOutput<'a> {
     /// Writes an element that is a sum, with the magnitude and root sum of squares of its terms.
     pub fn put_sum(&mut self, index: usize, value: f64, magnitude: f64, norm: f64) {
         self.values[index] = value;
-        self.magnitudes[index] = magnitude;
-        self.norms[index] = norm;
+        if self.wants_magnitudes() {
+            self.magnitudes[index] = magnitude;
+            self.norms[index] = norm;
+        }
     }
 
     /// Writes the values into storage of the output's type and strides.
+    ///
+    /// # Panics
+    /// On a type that no op writes.
     pub fn store(&self, bytes: &mut [u8]) {
         let n = self.desc.last();
         let size = self.desc.dtype.block_bytes();
@@ -200,10 +226,10 @@ impl<'a> RefOutput<'a> {
                 match self.desc.dtype {
                     DType::F32 => out.copy_from_slice(&(value as f32).to_le_bytes()),
                     DType::F16 => {
-                        out.copy_from_slice(&half::f16::from_f32(value as f32).to_le_bytes())
+                        out.copy_from_slice(&half::f16::from_f32(value as f32).to_le_bytes());
                     }
                     DType::BF16 => {
-                        out.copy_from_slice(&half::bf16::from_f32(value as f32).to_le_bytes())
+                        out.copy_from_slice(&half::bf16::from_f32(value as f32).to_le_bytes());
                     }
                     DType::I32 => out.copy_from_slice(&(value as i32).to_le_bytes()),
                     DType::U32 => out.copy_from_slice(&(value as u32).to_le_bytes()),

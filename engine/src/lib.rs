@@ -1,8 +1,21 @@
-//! From a GGUF file to text: weights, tokenizer, models, caches, sampling.
+//! From a GGUF file to text.
+//!
+//! In reading order: the file (`mmap`, `gguf`), what is in it (`tokenizer`, `chat`, `weights`), the models as graphs
+//! (`models`, `blocks`, `rope`), their memory (`kv_cache`), steps on a device (`forward`), and what is made of the
+//! logits (`sampler`, `text`, `generate`, `perplexity`). `load` ties a file and a device together.
 
+pub mod blocks;
 pub mod chat;
+pub mod forward;
+pub mod generate;
 pub mod gguf;
+pub mod kv_cache;
+pub mod load;
 pub mod mmap;
+pub mod models;
+pub mod perplexity;
+pub mod rope;
 pub mod sampler;
 pub mod text;
 pub mod tokenizer;
+pub mod weights;

@@ -1,1 +1,156 @@
-//! `matmul_q8`.
+//! `matmul_q8`: product of activations in blocks of signed bytes with a quantised weight matrix.
+//!
+//! `y[t, o] = scale * sum_i w[o, i] * x[t, i] + bias[o]`, `x = d * q` as [`quantize_q8`](super::quantize_q8) made it.
+//!
+//! # Shapes
+//! `q`: `[.., d_in / 4]` u32 and `s`: `[.., d_in / 32, 2]` f32, both contiguous; `w`: `[d_out, d_in]` of one of
+//! [`TYPES`]; `bias`, optional: `[d_out]` f32; `y`: `[.., d_out]`, contiguous.
+//! # Numerics
+//! Per block of 32 columns and weight scale `a` and minimum `b`: `d * (a * sum (code * q)) + b * (d * sum q)`, the
+//! sums of integers exact, the rest in f32. The minimum meets the sum of the *quantised* activations, so the two parts
+//! cancel as they do in exact arithmetic; the magnitude counts them apart. The bits of a row do not depend on the
+//! other rows, up to [`FEW_TOKENS`](super::matmul::FEW_TOKENS) rows a step.
+//! # Source
+//! The integer products of GGUF engines.
+
+use std::fmt;
+
+use super::matmul::{Geometry, Product, display, expect_weight, product_cost, product_tolerance};
+use super::{expect_f32, expect_type, expect_vector};
+use crate::dtype::DType;
+use crate::error::{OpError, bad_operand};
+use crate::op::{Caps, Cost, DeviceClass, Launches, Op, Operands, Params, Sharding, Tolerance};
+use crate::reference::{self, RefArgs};
+use crate::tensor::TensorDesc;
+
+/// See the [module](self).
+#[derive(Clone, Debug, PartialEq)]
+pub struct MatmulQ8 {
+    /// Multiplies the product, before the bias.
+    pub scale: f32,
+}
+
+/// The weight types whose codes are bytes.
+pub const TYPES: &[DType] = &[
+    DType::Q4_0,
+    DType::Q4_1,
+    DType::Q5_0,
+    DType::Q5_1,
+    DType::Q8_0,
+    DType::Q4_K,
+    DType::Q5_K,
+    DType::Q6_K,
+];
+
+impl MatmulQ8 {
+    /// The one name.
+    pub const NAME: &str = "matmul_q8";
+}
+
+impl fmt::Display for MatmulQ8 {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        display(f, Self::NAME, self.scale)
+    }
+}
+
+/// `q`, `s`, `w` and the bias, if there is one.
+type Parts<'a> = (
+    &'a TensorDesc,
+    &'a TensorDesc,
+    &'a TensorDesc,
+    Option<&'a TensorDesc>,
+);
+
+fn operands<'a>(inputs: &[&'a TensorDesc]) -> Result<Parts<'a>, OpError> {
+    match inputs {
+        [q, s, w] => Ok((q, s, w, None)),
+        [q, s, w, bias] => Ok((q, s, w, Some(bias))),
+        _ => Err(OpError::Count {
+            op: MatmulQ8::NAME,
+            expected: 3,
+            found: inputs.len(),
+        }),
+    }
+}
+
+impl Op for MatmulQ8 {
+    fn name(&self) -> &'static str {
+        Self::NAME
+    }
+
+    fn outputs(
+        &self,
+        inputs: &[&TensorDesc],
+        _: &[&TensorDesc],
+    ) -> Result<Vec<TensorDesc>, OpError> {
+        let (q, s, w, bias) = operands(inputs)?;
+        let d_in = 4 * q.last();
+        expect_type(Self::NAME, "q", q, DType::U32)?;
+        expect_f32(Self::NAME, "s", s)?;
+        expect_weight(Self::NAME, w, d_in)?;
+        if !TYPES.contains(&w.dtype) {
+            let expected = "of a type with byte codes (use matmul)";
+            return Err(bad_operand(Self::NAME, "w", expected, w));
+        }
+        if q.rank() == 0 || !q.is_contiguous() || !q.offset.is_multiple_of(4) {
+            return Err(bad_operand(Self::NAME, "q", "contiguous", q));
+        }
+        let outer = &q.shape[..q.rank() - 1];
+        super::expect_shape(Self::NAME, "s", s, &[outer, &[d_in / 32, 2]].concat())?;
+        if !s.is_contiguous() || !s.offset.is_multiple_of(2) {
+            return Err(bad_operand(Self::NAME, "s", "contiguous", s));
+        }
+        if let Some(bias) = bias {
+            expect_vector(Self::NAME, "bias", bias, w.shape[0])?;
+        }
+        Ok(vec![TensorDesc::f32([outer, &[w.shape[0]]].concat())])
+    }
+
+    fn launches(&self, operand_descs: Operands<'_>, caps: &Caps) -> Result<Launches, OpError> {
+        let (q, s, w, bias) = operands(operand_descs.inputs)?;
+        let geometry = Geometry::new(q.rows(), caps);
+        // Software drivers unpack bytes for every integer product; as floats they are unpacked once.
+        let dot4 = caps.class != DeviceClass::Software;
+        let product = Product {
+            op: Self::NAME,
+            entry: if geometry.tiled {
+                "matmul_q8_tile"
+            } else {
+                Self::NAME
+            },
+            scale: self.scale,
+            n_tokens: q.rows(),
+            weight: (w, 2),
+            bias: bias.map(|bias| (bias, 3)),
+            inputs: &[0, 1],
+            table: None,
+            run_columns: 32,
+        };
+        let params = Params::new()
+            .u32("q_off", q.offset / 4)
+            .u32("s_off", s.offset / 2);
+        let spec = geometry.spec().flag("DOT4", dot4);
+        product.launches(&geometry, spec, &params, caps)
+    }
+
+    fn cost(&self, operands: Operands<'_>) -> Cost {
+        let q = operands.inputs[0];
+        product_cost(q.rows(), operands.inputs[2], 1.25)
+    }
+
+    fn tolerance(&self, operands: Operands<'_>) -> Tolerance {
+        product_tolerance(operands.inputs[2])
+    }
+
+    fn sharding(&self) -> Sharding {
+        Sharding::Matmul
+    }
+
+    fn reference(&self, args: &mut RefArgs<'_>) {
+        reference::matmul_q8::matmul_q8(self, args);
+    }
+
+    fn as_any(&self) -> &dyn std::any::Any {
+        self
+    }
+}

@@ -154,7 +154,7 @@ impl ReferenceDevice {
         let outputs = step
             .outputs
             .iter()
-            .map(|placed| RefOutput::new(&placed.desc))
+            .map(|placed| RefOutput::values_only(&placed.desc))
             .collect();
         let mut args = RefArgs {
             inputs,

@@ -1,0 +1,504 @@
+//! Steps: token ids of several sequences -> logits or candidates, one submission each.
+//!
+//! A step is one upload (the step buffer), one replay of a recorded plan and one small read-back. Plans are made
+//! once per shape bucket; what changes from step to step is data in the step buffer.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use gemel_core::TensorDesc;
+use gemel_core::device::{Device, Pending, Recording, Upload, submit};
+use gemel_core::error::{DeviceError, GraphError};
+use gemel_core::op::Cost;
+use gemel_core::ops::argmax::Argmax;
+use gemel_core::ops::softmax_stats::SoftmaxStats;
+use gemel_core::ops::top_k_logits::TopKLogits;
+use gemel_core::plan::{Arena, Plan, PlanError, compile};
+
+use crate::blocks::{Head, Precision, StepGraph, StepShape, input, len_bucket, row_bucket};
+use crate::kv_cache::{CacheConfig, CacheError, KvCache, Reservation, SeqId};
+use crate::models::{Model, ModelInfo, Tables};
+use crate::weights::Weights;
+
+/// A token of a step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StepToken {
+    /// Its sequence.
+    pub seq: SeqId,
+    /// Its id.
+    pub id: u32,
+    /// Whether the distribution after it is wanted.
+    pub output: bool,
+}
+
+/// The distribution after one token, as far as it was asked for.
+#[derive(Clone, Debug, PartialEq)]
+pub enum StepOutput {
+    /// All logits.
+    Logits(Vec<f32>),
+    /// The most likely token.
+    Argmax(u32),
+    /// The most likely tokens in order, and the softmax statistics of all.
+    TopK {
+        /// Ids by descending logit.
+        ids: Vec<u32>,
+        /// Their logits.
+        logits: Vec<f32>,
+        /// Largest logit.
+        max: f32,
+        /// Sum over the vocabulary of exp(logit - max).
+        sum: f32,
+    },
+}
+
+/// Why a step did not run. The caches are as before.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum StepError {
+    /// The cache refused.
+    #[error(transparent)]
+    Cache(#[from] CacheError),
+    /// An id outside the vocabulary.
+    #[error("token id {id} is outside the vocabulary of {n_vocab}")]
+    Token {
+        /// The id.
+        id: u32,
+        /// Size of the vocabulary.
+        n_vocab: usize,
+    },
+    /// More tokens than a step takes.
+    #[error("a step of {n} tokens exceeds the micro-batch of {n_ubatch}")]
+    TooLong {
+        /// Tokens given.
+        n: usize,
+        /// The limit.
+        n_ubatch: usize,
+    },
+    /// The graph could not be built or placed.
+    #[error(transparent)]
+    Plan(#[from] PlanError),
+    /// The device failed.
+    #[error(transparent)]
+    Device(#[from] DeviceError),
+}
+
+impl From<GraphError> for StepError {
+    fn from(error: GraphError) -> Self {
+        Self::Plan(error.into())
+    }
+}
+
+/// A model on a device with its caches and recorded plans.
+#[derive(Debug)]
+pub struct Context {
+    device: Arc<dyn Device>,
+    model: Arc<dyn Model>,
+    weights: Arc<Weights>,
+    tables: Tables,
+    cache: KvCache,
+    precision: Precision,
+    arena: Arena,
+    plans: BTreeMap<StepShape, Recording>,
+    step_words: Vec<i32>,
+}
+
+/// A step in flight.
+#[derive(Debug)]
+pub struct InFlight {
+    pending: Pending,
+    plan: Arc<Plan>,
+    n_outputs: usize,
+    head: Head,
+}
+
+impl Context {
+    /// Allocates the caches.
+    ///
+    /// # Errors
+    /// Out of device memory.
+    pub fn new(
+        device: Arc<dyn Device>,
+        model: Arc<dyn Model>,
+        weights: Arc<Weights>,
+        config: CacheConfig,
+        precision: Precision,
+    ) -> Result<Self, DeviceError> {
+        let tables = Tables::upload(&*model, config.n_ctx, &*device)?;
+        let cache = KvCache::new(&model.kv_layers(), config, &*device)?;
+        Ok(Self {
+            device,
+            model,
+            weights,
+            tables,
+            cache,
+            precision,
+            arena: Arena::default(),
+            plans: BTreeMap::new(),
+            step_words: Vec::new(),
+        })
+    }
+
+    /// Sizes of the model.
+    pub fn info(&self) -> &ModelInfo {
+        self.model.info()
+    }
+
+    /// The device.
+    pub fn device(&self) -> &Arc<dyn Device> {
+        &self.device
+    }
+
+    /// The caches.
+    pub fn cache(&self) -> &KvCache {
+        &self.cache
+    }
+
+    /// Starts an empty sequence.
+    ///
+    /// # Errors
+    /// All slots taken.
+    pub fn create(&mut self) -> Result<SeqId, CacheError> {
+        self.cache.create()
+    }
+
+    /// Ends a sequence.
+    ///
+    /// # Errors
+    /// No such sequence.
+    pub fn remove(&mut self, seq: SeqId) -> Result<(), CacheError> {
+        self.cache.remove(seq)
+    }
+
+    /// Shortens a sequence.
+    ///
+    /// # Errors
+    /// No such sequence; a window that is gone.
+    pub fn truncate(&mut self, seq: SeqId, len: usize) -> Result<(), CacheError> {
+        self.cache.truncate(seq, len)
+    }
+
+    /// The recorded plan of a bucket, made at first use.
+    ///
+    /// # Errors
+    /// Values beyond the device's limits, kernels that do not compile, out of memory.
+    pub fn plan(&mut self, shape: StepShape) -> Result<Recording, StepError> {
+        if let Some(recording) = self.plans.get(&shape) {
+            return Ok(recording.clone());
+        }
+        let mut step = StepGraph::new(
+            shape,
+            &self.weights,
+            &self.cache,
+            self.precision,
+            self.device.caps().class,
+        )?;
+        let logits = self.model.build(&mut step, &self.tables)?;
+        let mut graph = step.graph;
+        if let Some(logits) = logits {
+            match shape.head {
+                Head::Logits => {
+                    graph.output(logits);
+                }
+                Head::Argmax => {
+                    let ids = graph.apply("argmax", Argmax, &[logits])?;
+                    graph.output(ids);
+                }
+                Head::TopK(k) => {
+                    let parts = graph.apply_multi("top_k", TopKLogits { k }, &[logits], &[])?;
+                    let stats = graph.apply("softmax_stats", SoftmaxStats, &[logits])?;
+                    graph.output(parts[0]);
+                    graph.output(parts[1]);
+                    graph.output(stats);
+                }
+            }
+        }
+        let label = format!(
+            "{}[n_tokens={},n_outputs={},max_len={}]",
+            self.model.info().arch,
+            shape.n_tokens,
+            shape.n_outputs,
+            shape.max_len
+        );
+        let plan = compile(&label, graph, &*self.device, &mut self.arena)?;
+        let recording = self.device.record(&Arc::new(plan))?;
+        self.plans.insert(shape, recording.clone());
+        Ok(recording)
+    }
+
+    /// The bucket of a step.
+    fn shape_of(&self, n_tokens: usize, n_outputs: usize, longest: usize, head: Head) -> StepShape {
+        StepShape {
+            n_tokens: row_bucket(n_tokens).min(self.cache.config().n_ubatch.max(n_tokens)),
+            n_outputs: if n_outputs == 0 {
+                0
+            } else {
+                row_bucket(n_outputs)
+            },
+            max_len: len_bucket(longest, self.cache.config().n_ctx),
+            head: if n_outputs == 0 { Head::Argmax } else { head },
+        }
+    }
+
+    /// Submits a step. The tokens of one sequence are given in order.
+    ///
+    /// # Errors
+    /// See [`StepError`]; the caches are as before.
+    pub fn submit(&mut self, tokens: &[StepToken], head: Head) -> Result<InFlight, StepError> {
+        let n_vocab = self.model.info().n_vocab;
+        if let Some(bad) = tokens.iter().find(|token| token.id as usize >= n_vocab) {
+            return Err(StepError::Token {
+                id: bad.id,
+                n_vocab,
+            });
+        }
+        let n_ubatch = self.cache.config().n_ubatch;
+        if tokens.len() > n_ubatch {
+            return Err(StepError::TooLong {
+                n: tokens.len(),
+                n_ubatch,
+            });
+        }
+        let seqs: Vec<SeqId> = tokens.iter().map(|token| token.seq).collect();
+        let reservation = self.cache.reserve(&seqs)?;
+        let result = self.submit_reserved(tokens, head, &reservation);
+        if result.is_err() {
+            self.cache.cancel(&reservation);
+        }
+        result
+    }
+
+    fn submit_reserved(
+        &mut self,
+        tokens: &[StepToken],
+        head: Head,
+        reservation: &Reservation,
+    ) -> Result<InFlight, StepError> {
+        let outputs: Vec<i32> = (0i32..)
+            .zip(tokens)
+            .filter(|(_, token)| token.output)
+            .map(|(row, _)| row)
+            .collect();
+        let longest = reservation
+            .positions
+            .iter()
+            .max()
+            .map_or(1, |&p| p as usize + 1);
+        let shape = self.shape_of(tokens.len(), outputs.len(), longest, head);
+        let recording = self.plan(shape)?;
+        let plan = recording.plan.clone();
+
+        self.step_words.clear();
+        let words = plan
+            .step_buffer
+            .as_ref()
+            .map_or(0, |buffer| buffer.n_bytes() / 4);
+        // -1 is "none" for every index of a step, and padding tokens have no sequence.
+        self.step_words.resize(words as usize, -1);
+        let mut fill = |name: &str, values: &mut dyn Iterator<Item = i32>| {
+            if let Some((offset, desc)) = plan.step_inputs.get(name) {
+                let region: &mut [i32] =
+                    &mut self.step_words[offset / 4..offset / 4 + desc.n_elems()];
+                for (word, value) in region.iter_mut().zip(values) {
+                    *word = value;
+                }
+            }
+        };
+        fill(
+            input::TOKENS,
+            &mut tokens.iter().map(|token| token.id.cast_signed()),
+        );
+        fill(input::POSITIONS, &mut reservation.positions.iter().copied());
+        fill(
+            input::SEQ_ROWS,
+            &mut tokens.iter().map(|token| token.seq.0 as i32),
+        );
+        fill(input::OUTPUTS, &mut outputs.iter().copied());
+        for (group, (slots, updates)) in reservation
+            .slots
+            .iter()
+            .zip(&reservation.table_updates)
+            .enumerate()
+        {
+            fill(&input::slots(group), &mut slots.iter().copied());
+            fill(
+                &input::table_index(group),
+                &mut updates.iter().map(|&(index, _)| index),
+            );
+            fill(
+                &input::table_value(group),
+                &mut updates.iter().map(|&(_, page)| page),
+            );
+        }
+        let uploads: Vec<Upload<'_>> = plan
+            .step_buffer
+            .iter()
+            .map(|buffer| Upload {
+                buffer,
+                offset: 0,
+                bytes: bytemuck::cast_slice(&self.step_words),
+            })
+            .collect();
+        let pending = submit(&*self.device, &recording, &uploads, plan.readback.as_ref())?;
+        Ok(InFlight {
+            pending,
+            plan,
+            n_outputs: outputs.len(),
+            head: shape.head,
+        })
+    }
+
+    /// Waits for a step and returns the outputs of its output tokens, in token order.
+    ///
+    /// # Errors
+    /// Device lost; deadline passed.
+    pub fn finish(&self, step: InFlight) -> Result<Vec<StepOutput>, StepError> {
+        let bytes = self.device.finish(step.pending)?;
+        let row = |index: usize, row: usize| -> Vec<u32> {
+            let output = &step.plan.outputs[index];
+            words(&bytes, output.offset, &output.desc, row)
+        };
+        let floats = |words: Vec<u32>| words.into_iter().map(f32::from_bits).collect::<Vec<_>>();
+        Ok((0..step.n_outputs)
+            .map(|r| match step.head {
+                Head::Logits => StepOutput::Logits(floats(row(0, r))),
+                Head::Argmax => {
+                    // One value a row: the output is a vector over the rows.
+                    StepOutput::Argmax(row(0, 0)[r])
+                }
+                Head::TopK(_) => {
+                    let stats = floats(row(2, r));
+                    StepOutput::TopK {
+                        ids: row(0, r),
+                        logits: floats(row(1, r)),
+                        max: stats[0],
+                        sum: stats[1],
+                    }
+                }
+            })
+            .collect())
+    }
+
+    /// Submits a step and waits for it.
+    ///
+    /// # Errors
+    /// See [`StepError`].
+    pub fn step(&mut self, tokens: &[StepToken], head: Head) -> Result<Vec<StepOutput>, StepError> {
+        let step = self.submit(tokens, head)?;
+        self.finish(step)
+    }
+
+    /// Caches a prompt in micro-batches and returns the distribution after its last token.
+    /// `progress` gets the number of tokens done and returns whether to go on.
+    ///
+    /// Returns `None` if it was told to stop, or if `ids` is empty; the tokens done so far stay cached.
+    ///
+    /// # Errors
+    /// See [`StepError`]; a prompt that does not fit is refused before its first step.
+    pub fn prefill(
+        &mut self,
+        seq: SeqId,
+        ids: &[u32],
+        head: Head,
+        progress: &mut dyn FnMut(usize) -> bool,
+    ) -> Result<Option<StepOutput>, StepError> {
+        let n_ctx = self.cache.config().n_ctx;
+        let needed = self.cache.len(seq)? + ids.len();
+        if needed > n_ctx {
+            return Err(CacheError::Overflow { needed, n_ctx }.into());
+        }
+        let n_ubatch = self.cache.config().n_ubatch;
+        let mut done = 0;
+        for chunk in ids.chunks(n_ubatch.max(1)) {
+            let last = done + chunk.len() == ids.len();
+            let tokens: Vec<StepToken> = chunk
+                .iter()
+                .enumerate()
+                .map(|(i, &id)| StepToken {
+                    seq,
+                    id,
+                    output: last && i + 1 == chunk.len(),
+                })
+                .collect();
+            let mut outputs = self.step(&tokens, head)?;
+            done += chunk.len();
+            if last {
+                return Ok(outputs.pop());
+            }
+            if !progress(done) {
+                return Ok(None);
+            }
+        }
+        Ok(None)
+    }
+}
+
+/// Device time of one kind of op in a step.
+#[derive(Clone, Debug, PartialEq)]
+pub struct OpTime {
+    /// Name of the op.
+    pub op: &'static str,
+    /// Launches.
+    pub launches: usize,
+    /// Nanoseconds on the device.
+    pub ns: u64,
+    /// Unavoidable work.
+    pub cost: Cost,
+}
+
+impl Context {
+    /// Treats `n` more tokens of a sequence as cached without computing them: for measuring at depth.
+    ///
+    /// # Errors
+    /// Context overflow; device lost.
+    pub fn assume(&mut self, seq: SeqId, n: usize) -> Result<(), StepError> {
+        let reservation = self.cache.reserve(&vec![seq; n])?;
+        for (group, updates) in reservation.table_updates.iter().enumerate() {
+            let table = self.cache.table(group);
+            for &(index, page) in updates {
+                self.device
+                    .write(&table.buffers[0], index as u64 * 4, &page.to_le_bytes())?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Times one decode step at this length launch by launch, summed by op, slowest first.
+    /// `None` where the device cannot tell.
+    ///
+    /// # Errors
+    /// See [`StepError`].
+    pub fn profile_decode(&mut self, len: usize) -> Result<Option<Vec<OpTime>>, StepError> {
+        let shape = self.shape_of(1, 1, len, Head::Argmax);
+        let recording = self.plan(shape)?;
+        let Some(times) = self.device.profile(&recording)? else {
+            return Ok(None);
+        };
+        let mut times = times.into_iter();
+        let mut sums: BTreeMap<&'static str, OpTime> = BTreeMap::new();
+        for step in &recording.plan.steps {
+            let op = step.op.name();
+            let sum = sums.entry(op).or_insert(OpTime {
+                op,
+                launches: 0,
+                ns: 0,
+                cost: Cost::default(),
+            });
+            sum.launches += step.launches.len();
+            sum.ns += times.by_ref().take(step.launches.len()).sum::<u64>();
+            sum.cost = sum.cost + step.cost;
+        }
+        let mut list: Vec<OpTime> = sums.into_values().collect();
+        list.sort_by_key(|entry| std::cmp::Reverse(entry.ns));
+        Ok(Some(list))
+    }
+}
+
+/// The 32-bit words of one row of an output in the read-back.
+fn words(bytes: &[u8], offset: usize, desc: &TensorDesc, row: usize) -> Vec<u32> {
+    let n = desc.last();
+    let start = offset + row * n * 4;
+    bytes[start..start + n * 4]
+        .chunks_exact(4)
+        .map(|word| u32::from_le_bytes([word[0], word[1], word[2], word[3]]))
+        .collect()
+}

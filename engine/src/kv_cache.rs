@@ -1,0 +1,525 @@
+//! The paged cache of keys and values: the one description of its layout, and all operations on it.
+//!
+//! Cells come in pages of [`PAGE`] tokens. A sequence owns a list of pages for each group of layers with the same
+//! window; the lists live in a page table in device memory and are extended by a few words a step. Nothing is ever
+//! moved, and nothing here costs more when more tokens are cached.
+//!
+//! A layer with a sliding window gives a page back once no later token can see any of it.
+
+use gemel_core::device::Device;
+use gemel_core::error::DeviceError;
+use gemel_core::graph::Tensor;
+use gemel_core::{DType, PAGE, TensorDesc};
+
+/// What one layer caches.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KvLayer {
+    /// Key and value heads.
+    pub n_kv_heads: usize,
+    /// Channels of a key.
+    pub k_dim: usize,
+    /// Channels of a value.
+    pub v_dim: usize,
+    /// Sliding window in tokens, 0 for none.
+    pub window: usize,
+}
+
+/// Sizes and types of the cache.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CacheConfig {
+    /// Most tokens of one sequence.
+    pub n_ctx: usize,
+    /// Most sequences at a time.
+    pub n_seqs: usize,
+    /// Most tokens appended in one step.
+    pub n_ubatch: usize,
+    /// Type of keys.
+    pub k_type: DType,
+    /// Type of values.
+    pub v_type: DType,
+}
+
+/// Why the cache refuses.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum CacheError {
+    /// A sequence would become longer than the context.
+    #[error(
+        "{needed} tokens do not fit the context of {n_ctx}; shorten the prompt or raise the context size (-c)"
+    )]
+    Overflow {
+        /// Tokens that the sequence would have.
+        needed: usize,
+        /// The limit.
+        n_ctx: usize,
+    },
+    /// All pages are taken.
+    #[error(
+        "the cache is full: {needed} more pages needed, {free} free; end a sequence or raise the context size (-c)"
+    )]
+    Full {
+        /// Pages that the step needs.
+        needed: usize,
+        /// Pages left.
+        free: usize,
+    },
+    /// All sequence slots are taken.
+    #[error("all {n_seqs} sequence slots are in use")]
+    TooManySequences {
+        /// The limit.
+        n_seqs: usize,
+    },
+    /// No such sequence.
+    #[error("sequence {seq} does not exist")]
+    NoSequence {
+        /// The number given.
+        seq: usize,
+    },
+    /// A truncation to a point whose window was already given back.
+    #[error(
+        "cannot go back to {len} tokens: the sliding window before them was already given back (kept from {kept_from})"
+    )]
+    WindowGone {
+        /// The length asked for.
+        len: usize,
+        /// First position still cached.
+        kept_from: usize,
+    },
+}
+
+/// Number of a sequence: its row in the page tables.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct SeqId(pub usize);
+
+/// Layers that share page lists.
+#[derive(Debug)]
+struct Group {
+    window: usize,
+    /// i32 `[n_seqs, max_pages]`.
+    table: Tensor,
+    n_pages: usize,
+    free: Vec<u32>,
+}
+
+#[derive(Clone, Debug, Default)]
+struct Sequence {
+    len: usize,
+    /// Per group: page of each block of [`PAGE`] positions, `None` once given back.
+    pages: Vec<Vec<Option<u32>>>,
+}
+
+/// Keys and values of one layer.
+#[derive(Clone, Debug)]
+pub struct LayerCache {
+    /// Index of the group.
+    pub group: usize,
+    /// `[n_pages, n_kv_heads, PAGE, k_dim]`.
+    pub k: Tensor,
+    /// `[n_pages, n_kv_heads, PAGE, v_dim]`.
+    pub v: Tensor,
+}
+
+/// Where the tokens of a step go.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Reservation {
+    /// Position of each token in its sequence.
+    pub positions: Vec<i32>,
+    /// Per group: cell of each token.
+    pub slots: Vec<Vec<i32>>,
+    /// Per group: new entries of the page table, as (index in the table, page).
+    pub table_updates: Vec<Vec<(i32, i32)>>,
+    /// Lengths before, to undo the reservation.
+    before: Vec<(SeqId, usize)>,
+}
+
+/// Caches of all layers and the sequences in them.
+#[derive(Debug)]
+pub struct KvCache {
+    config: CacheConfig,
+    groups: Vec<Group>,
+    layers: Vec<LayerCache>,
+    sequences: Vec<Option<Sequence>>,
+}
+
+/// Pages that a group of this window needs.
+fn group_pages(window: usize, config: &CacheConfig) -> (usize, usize) {
+    let max_pages = config.n_ctx.div_ceil(PAGE);
+    let held = if window == 0 {
+        max_pages
+    } else {
+        // The window before a step, the step itself, and a partial page at either end.
+        ((window + config.n_ubatch).div_ceil(PAGE) + 2).min(max_pages)
+    };
+    (held * config.n_seqs, max_pages)
+}
+
+impl KvCache {
+    /// Bytes that the caches of these layers take.
+    pub fn n_bytes(layers: &[KvLayer], config: &CacheConfig) -> u64 {
+        layers
+            .iter()
+            .map(|layer| {
+                let (n_pages, _) = group_pages(layer.window, config);
+                let k = TensorDesc::pages(config.k_type, n_pages, layer.n_kv_heads, layer.k_dim);
+                let v = TensorDesc::pages(config.v_type, n_pages, layer.n_kv_heads, layer.v_dim);
+                (k.n_bytes() + v.n_bytes()) as u64
+            })
+            .sum()
+    }
+
+    /// Allocates the caches.
+    ///
+    /// # Errors
+    /// Out of device memory.
+    pub fn new(
+        layers: &[KvLayer],
+        config: CacheConfig,
+        device: &dyn Device,
+    ) -> Result<Self, DeviceError> {
+        let alloc = |desc: TensorDesc, label: &str| -> Result<Tensor, DeviceError> {
+            let buffer = device.alloc(desc.n_bytes() as u64, label)?;
+            Ok(Tensor {
+                desc,
+                buffers: vec![buffer],
+            })
+        };
+        let mut groups: Vec<Group> = Vec::new();
+        let mut caches = Vec::new();
+        for layer in layers {
+            let (n_pages, max_pages) = group_pages(layer.window, &config);
+            let group = match groups.iter().position(|group| group.window == layer.window) {
+                Some(group) => group,
+                None => {
+                    groups.push(Group {
+                        window: layer.window,
+                        table: alloc(TensorDesc::i32([config.n_seqs, max_pages]), "page table")?,
+                        n_pages,
+                        // Popped from the end: page 0 first.
+                        free: (0..n_pages as u32).rev().collect(),
+                    });
+                    groups.len() - 1
+                }
+            };
+            caches.push(LayerCache {
+                group,
+                k: alloc(
+                    TensorDesc::pages(config.k_type, n_pages, layer.n_kv_heads, layer.k_dim),
+                    "key cache",
+                )?,
+                v: alloc(
+                    TensorDesc::pages(config.v_type, n_pages, layer.n_kv_heads, layer.v_dim),
+                    "value cache",
+                )?,
+            });
+        }
+        Ok(Self {
+            config,
+            groups,
+            layers: caches,
+            sequences: vec![None; config.n_seqs],
+        })
+    }
+
+    /// Sizes and types.
+    pub fn config(&self) -> &CacheConfig {
+        &self.config
+    }
+
+    /// Keys and values of a layer.
+    pub fn layer(&self, layer: usize) -> &LayerCache {
+        &self.layers[layer]
+    }
+
+    /// Number of groups of layers.
+    pub fn n_groups(&self) -> usize {
+        self.groups.len()
+    }
+
+    /// The page table of a group, i32 `[n_seqs, max_pages]`.
+    pub fn table(&self, group: usize) -> &Tensor {
+        &self.groups[group].table
+    }
+
+    /// The window of a group, 0 for none.
+    pub fn window(&self, group: usize) -> usize {
+        self.groups[group].window
+    }
+
+    /// Pages of a group that no sequence holds.
+    pub fn free_pages(&self, group: usize) -> usize {
+        self.groups[group].free.len()
+    }
+
+    /// Most new page-table entries of one group in a step of `n_tokens`.
+    pub fn max_table_updates(&self, n_tokens: usize) -> usize {
+        n_tokens / PAGE + n_tokens.min(self.config.n_seqs)
+    }
+
+    /// Starts an empty sequence.
+    ///
+    /// # Errors
+    /// If all slots are taken.
+    pub fn create(&mut self) -> Result<SeqId, CacheError> {
+        let slot = self.sequences.iter().position(Option::is_none).ok_or(
+            CacheError::TooManySequences {
+                n_seqs: self.config.n_seqs,
+            },
+        )?;
+        self.sequences[slot] = Some(Sequence {
+            len: 0,
+            pages: vec![Vec::new(); self.groups.len()],
+        });
+        Ok(SeqId(slot))
+    }
+
+    fn sequence(&self, seq: SeqId) -> Result<&Sequence, CacheError> {
+        self.sequences
+            .get(seq.0)
+            .and_then(Option::as_ref)
+            .ok_or(CacheError::NoSequence { seq: seq.0 })
+    }
+
+    /// Tokens of a sequence.
+    ///
+    /// # Errors
+    /// No such sequence.
+    pub fn len(&self, seq: SeqId) -> Result<usize, CacheError> {
+        Ok(self.sequence(seq)?.len)
+    }
+
+    /// Ends a sequence and frees its pages.
+    ///
+    /// # Errors
+    /// No such sequence.
+    pub fn remove(&mut self, seq: SeqId) -> Result<(), CacheError> {
+        self.sequence(seq)?;
+        if let Some(sequence) = self.sequences[seq.0].take() {
+            for (group, pages) in self.groups.iter_mut().zip(sequence.pages) {
+                group.free.extend(pages.into_iter().flatten());
+            }
+        }
+        Ok(())
+    }
+
+    /// Shortens a sequence to its first `len` tokens.
+    ///
+    /// # Errors
+    /// No such sequence; a window that was given back is needed again, in which case nothing changes.
+    pub fn truncate(&mut self, seq: SeqId, len: usize) -> Result<(), CacheError> {
+        let sequence = self.sequence(seq)?;
+        if len >= sequence.len {
+            return Ok(());
+        }
+        for (group, pages) in self.groups.iter().zip(&sequence.pages) {
+            let first = if group.window == 0 {
+                0
+            } else {
+                (len + 1).saturating_sub(group.window)
+            };
+            let kept_from = pages.iter().take_while(|page| page.is_none()).count() * PAGE;
+            if first < kept_from && len > 0 {
+                return Err(CacheError::WindowGone { len, kept_from });
+            }
+        }
+        if let Some(sequence) = &mut self.sequences[seq.0] {
+            sequence.len = len;
+            for (group, pages) in self.groups.iter_mut().zip(&mut sequence.pages) {
+                let tail = pages.split_off(len.div_ceil(PAGE).min(pages.len()));
+                group.free.extend(tail.into_iter().flatten());
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes cells for one token of each listed sequence; a sequence may occur several times, in token order.
+    ///
+    /// # Errors
+    /// No such sequence, context overflow, no free pages; nothing changes then.
+    pub fn reserve(&mut self, tokens: &[SeqId]) -> Result<Reservation, CacheError> {
+        let mut counts: Vec<(SeqId, usize)> = Vec::new();
+        for &seq in tokens {
+            match counts.iter_mut().find(|(known, _)| *known == seq) {
+                Some((_, n)) => *n += 1,
+                None => counts.push((seq, 1)),
+            }
+        }
+        for &(seq, n) in &counts {
+            let needed = self.sequence(seq)?.len + n;
+            if needed > self.config.n_ctx {
+                return Err(CacheError::Overflow {
+                    needed,
+                    n_ctx: self.config.n_ctx,
+                });
+            }
+        }
+        for &(seq, _) in &counts {
+            self.release_window(seq);
+        }
+        for (g, group) in self.groups.iter().enumerate() {
+            let mut needed = 0;
+            for &(seq, n) in &counts {
+                let sequence = self.sequence(seq)?;
+                needed += (sequence.len + n).div_ceil(PAGE) - sequence.pages[g].len();
+            }
+            if needed > group.free.len() {
+                return Err(CacheError::Full {
+                    needed,
+                    free: group.free.len(),
+                });
+            }
+        }
+
+        let n_groups = self.groups.len();
+        let mut reservation = Reservation {
+            positions: Vec::with_capacity(tokens.len()),
+            slots: vec![Vec::with_capacity(tokens.len()); n_groups],
+            table_updates: vec![Vec::new(); n_groups],
+            before: counts
+                .iter()
+                .map(|&(seq, _)| Ok((seq, self.sequence(seq)?.len)))
+                .collect::<Result<_, CacheError>>()?,
+        };
+        for &seq in tokens {
+            let Some(sequence) = &mut self.sequences[seq.0] else {
+                return Err(CacheError::NoSequence { seq: seq.0 });
+            };
+            let position = sequence.len;
+            for (g, group) in self.groups.iter_mut().enumerate() {
+                let pages = &mut sequence.pages[g];
+                if position / PAGE == pages.len() {
+                    let page = group
+                        .free
+                        .pop()
+                        .ok_or(CacheError::Full { needed: 1, free: 0 })?;
+                    let max_pages = group.table.desc.last();
+                    reservation.table_updates[g]
+                        .push(((seq.0 * max_pages + pages.len()) as i32, page as i32));
+                    pages.push(Some(page));
+                }
+                let page = pages[position / PAGE].unwrap_or_default() as usize;
+                reservation.slots[g].push((page * PAGE + position % PAGE) as i32);
+            }
+            reservation.positions.push(position as i32);
+            sequence.len += 1;
+        }
+        Ok(reservation)
+    }
+
+    /// Undoes a reservation whose step did not run.
+    pub fn cancel(&mut self, reservation: &Reservation) {
+        for &(seq, len) in &reservation.before {
+            // The window before the step is still there, so this cannot fail.
+            let _ = self.truncate(seq, len);
+        }
+    }
+
+    /// Gives back the pages that no token from the end of the sequence on can see.
+    fn release_window(&mut self, seq: SeqId) {
+        let Some(Some(sequence)) = self.sequences.get_mut(seq.0) else {
+            return;
+        };
+        for (group, pages) in self.groups.iter_mut().zip(&mut sequence.pages) {
+            if group.window == 0 {
+                continue;
+            }
+            // Position c is invisible to the next token once len - c >= window.
+            let invisible = (sequence.len + 1).saturating_sub(group.window);
+            for page in pages.iter_mut().take(invisible / PAGE) {
+                group.free.extend(page.take());
+            }
+        }
+    }
+
+    /// Total pages of a group.
+    pub fn n_pages(&self, group: usize) -> usize {
+        self.groups[group].n_pages
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use gemel_core::reference::ReferenceDevice;
+
+    fn cache(window: usize, n_ctx: usize, n_seqs: usize) -> KvCache {
+        let layer = |window| KvLayer {
+            n_kv_heads: 1,
+            k_dim: 32,
+            v_dim: 32,
+            window,
+        };
+        let config = CacheConfig {
+            n_ctx,
+            n_seqs,
+            n_ubatch: 64,
+            k_type: DType::F16,
+            v_type: DType::Q8_0,
+        };
+        KvCache::new(&[layer(0), layer(window)], config, &ReferenceDevice::new()).unwrap()
+    }
+
+    #[test]
+    fn two_sequences_interleave_and_overflow_changes_nothing() {
+        let mut cache = cache(0, 128, 2);
+        let (a, b) = (cache.create().unwrap(), cache.create().unwrap());
+        let step = cache.reserve(&[a, b, a]).unwrap();
+        assert_eq!(step.positions, [0, 0, 1], "positions within each sequence");
+        assert_eq!(step.slots[0], [0, 64, 1], "a page each");
+        assert_eq!(
+            step.table_updates[0],
+            [(0, 0), (2, 1)],
+            "row 0 page 0, row 1 page 1"
+        );
+        let error = cache.reserve(&[a; 127]).unwrap_err();
+        assert_eq!(
+            error,
+            CacheError::Overflow {
+                needed: 129,
+                n_ctx: 128
+            },
+            "both numbers"
+        );
+        assert_eq!(cache.len(a).unwrap(), 2, "unchanged");
+        assert!(cache.create().is_err(), "both slots taken");
+    }
+
+    #[test]
+    fn a_window_gives_its_pages_back() {
+        let mut cache = cache(70, 4096, 1);
+        let seq = cache.create().unwrap();
+        let held = cache.n_pages(1);
+        assert!(held < 4096 / PAGE, "the window group is small: {held}");
+        for _ in 0..4096 / 64 {
+            cache.reserve(&[seq; 64]).unwrap();
+        }
+        assert_eq!(cache.free_pages(0), 0, "the full group holds everything");
+        assert!(cache.reserve(&[seq]).is_err(), "context is full");
+        assert!(
+            matches!(cache.truncate(seq, 100), Err(CacheError::WindowGone { .. })),
+            "too far back"
+        );
+        cache.truncate(seq, 4096 - 64).unwrap();
+        assert_eq!(cache.len(seq).unwrap(), 4032, "the last step can be undone");
+        cache.truncate(seq, 0).unwrap();
+        assert_eq!(cache.free_pages(1), held, "all back");
+    }
+
+    #[test]
+    fn cancel_restores_lengths_and_pages() {
+        let mut cache = cache(0, 256, 1);
+        let seq = cache.create().unwrap();
+        cache.reserve(&[seq; 60]).unwrap();
+        let free = cache.free_pages(0);
+        let step = cache.reserve(&[seq; 50]).unwrap();
+        cache.cancel(&step);
+        assert_eq!(
+            (cache.len(seq).unwrap(), cache.free_pages(0)),
+            (60, free),
+            "as before"
+        );
+        assert!(
+            cache.max_table_updates(50) >= step.table_updates[0].len(),
+            "within the bound"
+        );
+    }
+}

@@ -1,0 +1,242 @@
+//! A file and a device -> a model ready to run, with the checks that belong between them.
+
+use std::sync::Arc;
+
+use gemel_core::DType;
+use gemel_core::device::Device;
+use gemel_core::dtype::CACHE_TYPES;
+use gemel_core::error::DeviceError;
+
+use crate::blocks::Precision;
+use crate::forward::Context;
+use crate::gguf::{GgufError, GgufFile, Metadata};
+use crate::kv_cache::{CacheConfig, KvCache};
+use crate::models::{self, ModelError};
+use crate::tokenizer::{Tokenizer, TokenizerError};
+use crate::weights::{Requests, WeightError};
+
+/// Context size when none is asked for, unless the model was trained for less.
+const DEFAULT_N_CTX: usize = 4096;
+
+/// What a user may choose when a model is loaded.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LoadOptions {
+    /// Most tokens of a sequence; `None` for the trained context, at most 4096.
+    pub n_ctx: Option<usize>,
+    /// Most sequences at a time.
+    pub n_seqs: usize,
+    /// Most tokens of a step.
+    pub n_ubatch: usize,
+    /// Type of cached keys.
+    pub k_type: DType,
+    /// Type of cached values.
+    pub v_type: DType,
+    /// How activations enter quantised products.
+    pub precision: Precision,
+}
+
+impl Default for LoadOptions {
+    fn default() -> Self {
+        Self {
+            n_ctx: None,
+            n_seqs: 1,
+            n_ubatch: 512,
+            k_type: DType::F16,
+            v_type: DType::F16,
+            precision: Precision::Fast,
+        }
+    }
+}
+
+/// Why a model was not loaded.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum LoadError {
+    /// The container.
+    #[error(transparent)]
+    Gguf(#[from] GgufError),
+    /// Hyper-parameters or tensors.
+    #[error(transparent)]
+    Model(#[from] ModelError),
+    /// Upload.
+    #[error(transparent)]
+    Weight(#[from] WeightError),
+    /// The vocabulary.
+    #[error(transparent)]
+    Tokenizer(#[from] TokenizerError),
+    /// The device.
+    #[error(transparent)]
+    Device(#[from] DeviceError),
+    /// An option outside its range.
+    #[error("{option} is {found}, but must be {expected}")]
+    Option {
+        /// The option, with its flag.
+        option: &'static str,
+        /// The value given.
+        found: String,
+        /// What would be right.
+        expected: String,
+    },
+    /// Weights and caches need more than the device has.
+    #[error(
+        "the model needs {needed_mib} MiB ({weights_mib} weights, {cache_mib} cache for {n_ctx} tokens x {n_seqs}), but {device} has {free_mib} MiB free; use a smaller context (-c), cache type (-ctk, -ctv) or model"
+    )]
+    TooLarge {
+        /// Sum.
+        needed_mib: u64,
+        /// Weights.
+        weights_mib: u64,
+        /// Caches.
+        cache_mib: u64,
+        /// Context size.
+        n_ctx: usize,
+        /// Sequences.
+        n_seqs: usize,
+        /// The device.
+        device: String,
+        /// What it has.
+        free_mib: u64,
+    },
+}
+
+/// A loaded model.
+#[derive(Debug)]
+pub struct Loaded {
+    /// Model, caches, plans.
+    pub context: Context,
+    /// Text <-> ids.
+    pub tokenizer: Tokenizer,
+    /// The file's metadata.
+    pub metadata: Metadata,
+    /// Bytes of weights on the device.
+    pub weight_bytes: u64,
+    /// Bytes of caches on the device.
+    pub cache_bytes: u64,
+    /// Parameters of the weight matrices.
+    pub n_params: u64,
+}
+
+/// Loads a model. `progress` gets the bytes of the file done so far and in all.
+///
+/// # Errors
+/// See [`LoadError`]; every check that needs no upload comes before the first byte is uploaded.
+pub fn load(
+    file: &GgufFile,
+    device: Arc<dyn Device>,
+    options: &LoadOptions,
+    progress: &mut dyn FnMut(u64, u64),
+) -> Result<Loaded, LoadError> {
+    let metadata = file.metadata();
+    let arch = metadata.str("general.architecture")?;
+    let mut requests = Requests::new(file, arch);
+    let model = models::load(metadata, &mut requests)?;
+    let tokenizer = Tokenizer::from_metadata(metadata)?;
+    let info = model.info().clone();
+    let caps = device.caps();
+
+    let config = cache_config(
+        options,
+        info.n_ctx_train,
+        info.widest,
+        caps.max_binding_bytes,
+    )?;
+    let weight_bytes = requests.n_bytes(caps);
+    let cache_bytes = KvCache::n_bytes(&model.kv_layers(), &config);
+    let memory = device.memory();
+    let free = memory.total.saturating_sub(memory.used);
+    if weight_bytes + cache_bytes > free {
+        return Err(LoadError::TooLarge {
+            needed_mib: (weight_bytes + cache_bytes) >> 20,
+            weights_mib: weight_bytes >> 20,
+            cache_mib: cache_bytes >> 20,
+            n_ctx: config.n_ctx,
+            n_seqs: config.n_seqs,
+            device: device.name().to_owned(),
+            free_mib: free >> 20,
+        });
+    }
+    let n_params = requests
+        .matrices()
+        .map(|(_, _, shape)| shape.iter().product::<usize>() as u64)
+        .sum();
+    let weights = requests.upload(&*device, progress)?;
+    let context = Context::new(
+        device,
+        Arc::from(model),
+        Arc::new(weights),
+        config,
+        options.precision,
+    )?;
+    Ok(Loaded {
+        context,
+        tokenizer,
+        metadata: metadata.clone(),
+        weight_bytes,
+        cache_bytes,
+        n_params,
+    })
+}
+
+/// Checks the options against each other and against the device.
+fn cache_config(
+    options: &LoadOptions,
+    n_ctx_train: usize,
+    widest: usize,
+    max_binding_bytes: u64,
+) -> Result<CacheConfig, LoadError> {
+    let refuse = |option, found: String, expected: &str| LoadError::Option {
+        option,
+        found,
+        expected: expected.to_owned(),
+    };
+    let n_ctx = options.n_ctx.unwrap_or(n_ctx_train.min(DEFAULT_N_CTX));
+    if n_ctx == 0 || n_ctx > 1 << 24 {
+        return Err(refuse(
+            "the context size (-c)",
+            n_ctx.to_string(),
+            "in 1..=16777216",
+        ));
+    }
+    if options.n_seqs == 0 || options.n_seqs > 1024 {
+        return Err(refuse(
+            "the number of sequences",
+            options.n_seqs.to_string(),
+            "in 1..=1024",
+        ));
+    }
+    if options.n_ubatch == 0 || options.n_ubatch > 1 << 16 {
+        return Err(refuse(
+            "the micro-batch (-ub)",
+            options.n_ubatch.to_string(),
+            "in 1..=65536",
+        ));
+    }
+    let names = || {
+        CACHE_TYPES
+            .iter()
+            .map(|t| t.name())
+            .collect::<Vec<_>>()
+            .join(", ")
+    };
+    for (option, dtype) in [
+        ("the key cache type (-ctk)", options.k_type),
+        ("the value cache type (-ctv)", options.v_type),
+    ] {
+        if !CACHE_TYPES.contains(&dtype) {
+            return Err(refuse(
+                option,
+                dtype.to_string(),
+                &format!("one of {}", names()),
+            ));
+        }
+    }
+    // The widest activation of a step is one binding.
+    let most = (max_binding_bytes / (4 * widest.max(1) as u64)).max(1);
+    Ok(CacheConfig {
+        n_ctx,
+        n_seqs: options.n_seqs,
+        n_ubatch: (options.n_ubatch as u64).min(most) as usize,
+        k_type: options.k_type,
+        v_type: options.v_type,
+    })
+}

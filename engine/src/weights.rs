@@ -1,0 +1,459 @@
+//! Tensors of a file -> device memory, following what the model asks for.
+//!
+//! A model first *requests* tensors by name with the shape it needs; every shape is checked before the first byte
+//! is uploaded. [`Requests::upload`] then streams each tensor once: matrices are packed into tiles of 8 rows on the
+//! way (see [`gemel_core::format::tile8`]), a few MiB at a time, and the mapped file range is released behind.
+
+use std::collections::BTreeMap;
+
+use gemel_core::device::{Buffer, Device};
+use gemel_core::error::DeviceError;
+use gemel_core::format;
+use gemel_core::format::tile8::TILE_ROWS;
+use gemel_core::graph::Tensor;
+use gemel_core::op::{Caps, DeviceClass};
+use gemel_core::tensor::Layout;
+use gemel_core::{DType, TensorDesc, dtype};
+
+use crate::gguf::{GgufFile, TensorInfo};
+
+/// Bytes of a matrix that are packed and written at a time.
+const PIECE_BYTES: usize = 8 << 20;
+
+/// What is wrong with the tensors of a file.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum WeightError {
+    /// The architecture needs a tensor that the file does not have.
+    #[error("tensor `{name}` is missing; the file is incomplete or not of architecture `{arch}`")]
+    Missing {
+        /// The tensor.
+        name: String,
+        /// The architecture that needs it.
+        arch: String,
+    },
+    /// A tensor has another shape than the architecture requires.
+    #[error("tensor `{name}` has shape {found:?}, but {expected:?} is needed (slowest axis first)")]
+    Shape {
+        /// The tensor.
+        name: String,
+        /// What the hyper-parameters ask for.
+        expected: Vec<usize>,
+        /// What the file has.
+        found: Vec<usize>,
+    },
+    /// A tensor of a type that cannot take part in a matrix product.
+    #[error("tensor `{name}` has type {dtype}, which cannot be used as a weight")]
+    Type {
+        /// The tensor.
+        name: String,
+        /// Its type.
+        dtype: DType,
+    },
+    /// The file changed or could not be read.
+    #[error(transparent)]
+    Gguf(#[from] crate::gguf::GgufError),
+    /// The device failed.
+    #[error("loading tensor `{name}`: {source}")]
+    Device {
+        /// The tensor.
+        name: String,
+        /// Why.
+        source: DeviceError,
+    },
+}
+
+/// A requested tensor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct WeightId(usize);
+
+/// A matrix with what belongs to its product.
+#[derive(Clone, Debug)]
+pub struct Linear {
+    /// Name without `.weight`, e.g. `blk.3.attn_q`.
+    pub label: String,
+    /// `[d_out, d_in]`.
+    pub weight: WeightId,
+    /// `[d_out]`.
+    pub bias: Option<WeightId>,
+    /// Multiplies the product (`NAME.scale` of scaled formats); 1 otherwise.
+    pub scale: f32,
+}
+
+#[derive(Clone, Debug)]
+enum Request {
+    /// A matrix in its own type.
+    Matrix(TensorInfo),
+    /// Vectors converted to f32, one after the other.
+    Vectors(Vec<TensorInfo>),
+}
+
+impl Request {
+    fn name(&self) -> &str {
+        match self {
+            Self::Matrix(info) => &info.name,
+            Self::Vectors(infos) => infos.first().map_or("", |info| &info.name),
+        }
+    }
+
+    /// Bytes in the file.
+    fn file_bytes(&self) -> u64 {
+        match self {
+            Self::Matrix(info) => info.n_bytes as u64,
+            Self::Vectors(infos) => infos.iter().map(|info| info.n_bytes as u64).sum(),
+        }
+    }
+}
+
+/// The tensors that a model needs from a file.
+#[derive(Debug)]
+pub struct Requests<'a> {
+    file: &'a GgufFile,
+    arch: String,
+    list: Vec<Request>,
+    by_name: BTreeMap<String, WeightId>,
+}
+
+impl<'a> Requests<'a> {
+    /// No requests yet.
+    pub fn new(file: &'a GgufFile, arch: &str) -> Self {
+        Self {
+            file,
+            arch: arch.to_owned(),
+            list: Vec::new(),
+            by_name: BTreeMap::new(),
+        }
+    }
+
+    /// Whether the file has this tensor.
+    pub fn has(&self, name: &str) -> bool {
+        self.file.gguf().tensor(name).is_some()
+    }
+
+    /// The shape of a tensor, if the file has it.
+    pub fn shape(&self, name: &str) -> Option<&[usize]> {
+        self.file
+            .gguf()
+            .tensor(name)
+            .map(|info| info.shape.as_slice())
+    }
+
+    /// The file's tensor of this name, if its shape and type fit.
+    fn find(
+        &self,
+        name: &str,
+        shape: &[usize],
+        usable: impl Fn(DType) -> bool,
+    ) -> Result<TensorInfo, WeightError> {
+        let info = self
+            .file
+            .gguf()
+            .tensor(name)
+            .ok_or_else(|| WeightError::Missing {
+                name: name.to_owned(),
+                arch: self.arch.clone(),
+            })?;
+        if info.shape != shape {
+            return Err(WeightError::Shape {
+                name: name.to_owned(),
+                expected: shape.to_vec(),
+                found: info.shape.clone(),
+            });
+        }
+        if !usable(info.dtype) {
+            return Err(WeightError::Type {
+                name: name.to_owned(),
+                dtype: info.dtype,
+            });
+        }
+        Ok(info.clone())
+    }
+
+    /// Adds a request, unless there is one of this name.
+    fn push(&mut self, request: Request) -> WeightId {
+        let next = WeightId(self.list.len());
+        let id = *self
+            .by_name
+            .entry(request.name().to_owned())
+            .or_insert(next);
+        if id == next {
+            self.list.push(request);
+        }
+        id
+    }
+
+    /// A matrix `[d_out, d_in]` named `LABEL.weight`.
+    ///
+    /// # Errors
+    /// Missing, or of another shape or type.
+    pub fn matrix(
+        &mut self,
+        label: &str,
+        d_out: usize,
+        d_in: usize,
+    ) -> Result<WeightId, WeightError> {
+        let usable = |dtype| dtype::WEIGHT_TYPES.contains(&dtype);
+        let info = self.find(&format!("{label}.weight"), &[d_out, d_in], usable)?;
+        Ok(self.push(Request::Matrix(info)))
+    }
+
+    /// A vector of `n` named `LABEL.weight`, as f32.
+    ///
+    /// # Errors
+    /// Missing, or of another shape or type.
+    pub fn vector(&mut self, label: &str, n: usize) -> Result<WeightId, WeightError> {
+        let info = self.find(&format!("{label}.weight"), &[n], DType::is_float)?;
+        Ok(self.push(Request::Vectors(vec![info])))
+    }
+
+    /// A vector of `n` with this full name, if the file has it.
+    ///
+    /// # Errors
+    /// Of another shape or type.
+    pub fn opt_vector(&mut self, name: &str, n: usize) -> Result<Option<WeightId>, WeightError> {
+        self.opt_joined(&[(name, n)])
+    }
+
+    /// Vectors with these full names and lengths as one vector, if the file has the first.
+    ///
+    /// # Errors
+    /// Another one is missing; of another shape or type.
+    pub fn opt_joined(&mut self, parts: &[(&str, usize)]) -> Result<Option<WeightId>, WeightError> {
+        if parts.first().is_none_or(|(name, _)| !self.has(name)) {
+            return Ok(None);
+        }
+        let infos = parts
+            .iter()
+            .map(|&(name, n)| self.find(name, &[n], DType::is_float))
+            .collect::<Result<_, _>>()?;
+        Ok(Some(self.push(Request::Vectors(infos))))
+    }
+
+    /// A matrix product `LABEL.weight` with its optional `LABEL.bias` and `LABEL.scale`.
+    ///
+    /// # Errors
+    /// Missing, or of another shape or type.
+    pub fn linear(
+        &mut self,
+        label: &str,
+        d_out: usize,
+        d_in: usize,
+    ) -> Result<Linear, WeightError> {
+        let weight = self.matrix(label, d_out, d_in)?;
+        let bias = self.opt_vector(&format!("{label}.bias"), d_out)?;
+        let scale = self.scalar(&format!("{label}.scale"))?.unwrap_or(1.0);
+        Ok(Linear {
+            label: label.to_owned(),
+            weight,
+            bias,
+            scale,
+        })
+    }
+
+    /// The single value of a tensor, if the file has it.
+    ///
+    /// # Errors
+    /// Of another shape or type.
+    pub fn scalar(&self, name: &str) -> Result<Option<f32>, WeightError> {
+        match self.floats(name, 1)? {
+            Some(values) => Ok(values.first().copied()),
+            None => Ok(None),
+        }
+    }
+
+    /// The values of a small tensor that the host needs (rope factors), if the file has it.
+    ///
+    /// # Errors
+    /// Of another shape or type.
+    pub fn floats(&self, name: &str, n: usize) -> Result<Option<Vec<f32>>, WeightError> {
+        let Some(info) = self.file.gguf().tensor(name) else {
+            return Ok(None);
+        };
+        if info.n_elems() != n {
+            return Err(WeightError::Shape {
+                name: name.to_owned(),
+                expected: vec![n],
+                found: info.shape.clone(),
+            });
+        }
+        if !info.dtype.is_float() {
+            return Err(WeightError::Type {
+                name: name.to_owned(),
+                dtype: info.dtype,
+            });
+        }
+        let mut values = vec![0.0; n];
+        format::decode_row(info.dtype, self.file.bytes(info), &mut values);
+        Ok(Some(values))
+    }
+
+    /// Bytes that the requested tensors take on a device.
+    pub fn n_bytes(&self, caps: &Caps) -> u64 {
+        self.list
+            .iter()
+            .map(|request| desc_of(request, caps).n_bytes() as u64)
+            .sum()
+    }
+
+    /// Name, type and shape of each requested matrix, in request order.
+    pub fn matrices(&self) -> impl Iterator<Item = (&str, DType, &[usize])> {
+        self.list.iter().filter_map(|request| match request {
+            Request::Matrix(info) => Some((info.name.as_str(), info.dtype, info.shape.as_slice())),
+            Request::Vectors(_) => None,
+        })
+    }
+
+    /// Uploads every requested tensor. `progress` is called with the bytes of the file done so far and in all.
+    ///
+    /// # Errors
+    /// Out of device memory, device lost, file changed underneath.
+    pub fn upload(
+        self,
+        device: &dyn Device,
+        progress: &mut dyn FnMut(u64, u64),
+    ) -> Result<Weights, WeightError> {
+        let total = self.list.iter().map(Request::file_bytes).sum();
+        let mut done = 0;
+        let mut tensors = Vec::with_capacity(self.list.len());
+        for request in &self.list {
+            self.file.check_unchanged()?;
+            let tensor = upload(self.file, request, device, &mut |bytes| {
+                done += bytes;
+                progress(done, total);
+            })
+            .map_err(|source| WeightError::Device {
+                name: request.name().to_owned(),
+                source,
+            })?;
+            tensors.push(tensor);
+        }
+        Ok(Weights { tensors })
+    }
+}
+
+/// Description of a requested tensor on a device.
+fn desc_of(request: &Request, caps: &Caps) -> TensorDesc {
+    let info = match request {
+        Request::Vectors(infos) => {
+            return TensorDesc::f32([infos.iter().map(TensorInfo::n_elems).sum::<usize>()]);
+        }
+        Request::Matrix(info) => info,
+    };
+    if caps.class == DeviceClass::Reference {
+        return TensorDesc::new(info.dtype, info.shape.clone());
+    }
+    let mut desc = TensorDesc::weight(info.dtype, info.shape.clone(), Layout::Tile8);
+    let group = desc.tiles(TILE_ROWS).packed_bytes().max(1);
+    let limit = caps.max_binding_bytes.min(caps.max_buffer_bytes);
+    let groups = (limit / group as u64).max(1) as usize;
+    if groups * TILE_ROWS < desc.rows() {
+        desc.window_rows = groups * TILE_ROWS;
+    }
+    desc
+}
+
+/// Streams a requested tensor to the device, reporting the bytes of the file as they are done.
+fn upload(
+    file: &GgufFile,
+    request: &Request,
+    device: &dyn Device,
+    progress: &mut dyn FnMut(u64),
+) -> Result<Tensor, DeviceError> {
+    let desc = desc_of(request, device.caps());
+    let buffers = match (request, desc.layout) {
+        (Request::Vectors(infos), _) => vec![upload_vectors(file, infos, device, progress)?],
+        (Request::Matrix(info), Layout::Tile8) => {
+            upload_tiles(file, info, &desc, device, progress)?
+        }
+        (Request::Matrix(info), _) => vec![upload_rows(file, info, device, progress)?],
+    };
+    Ok(Tensor { desc, buffers })
+}
+
+fn upload_vectors(
+    file: &GgufFile,
+    infos: &[TensorInfo],
+    device: &dyn Device,
+    progress: &mut dyn FnMut(u64),
+) -> Result<Buffer, DeviceError> {
+    let mut values = Vec::new();
+    for info in infos {
+        let start = values.len();
+        values.resize(start + info.n_elems(), 0.0f32);
+        format::decode_row(info.dtype, file.bytes(info), &mut values[start..]);
+        progress(info.n_bytes as u64);
+    }
+    let label = infos.first().map_or("", |info| &info.name);
+    let buffer = device.alloc((values.len() * 4) as u64, label)?;
+    device.write(&buffer, 0, bytemuck::cast_slice(&values))?;
+    Ok(buffer)
+}
+
+/// A matrix as it lies in the file, for the reference.
+fn upload_rows(
+    file: &GgufFile,
+    info: &TensorInfo,
+    device: &dyn Device,
+    progress: &mut dyn FnMut(u64),
+) -> Result<Buffer, DeviceError> {
+    let source = file.bytes(info);
+    let buffer = device.alloc(source.len() as u64, &info.name)?;
+    for start in (0..source.len()).step_by(PIECE_BYTES) {
+        let range = start..(start + PIECE_BYTES).min(source.len());
+        device.write(&buffer, start as u64, &source[range.clone()])?;
+        file.release(info, range.clone());
+        progress(range.len() as u64);
+    }
+    Ok(buffer)
+}
+
+/// A matrix in tiles, one buffer a window.
+fn upload_tiles(
+    file: &GgufFile,
+    info: &TensorInfo,
+    desc: &TensorDesc,
+    device: &dyn Device,
+    progress: &mut dyn FnMut(u64),
+) -> Result<Vec<Buffer>, DeviceError> {
+    let source = file.bytes(info);
+    let row_bytes = source.len() / desc.rows().max(1);
+    let mut buffers = Vec::new();
+    let mut packed = Vec::new();
+    for (first, n_rows) in desc.windows() {
+        let tiles = desc.tiles(n_rows);
+        let buffer = device.alloc(tiles.packed_bytes() as u64, &info.name)?;
+        let group_bytes = tiles.group_bytes();
+        let piece_rows = (PIECE_BYTES / group_bytes.max(1)).max(1) * TILE_ROWS;
+        let mut offset = 0;
+        for piece in (0..n_rows).step_by(piece_rows) {
+            let rows = piece_rows.min(n_rows - piece);
+            let range = (first + piece) * row_bytes..(first + piece + rows) * row_bytes;
+            packed.resize(rows.div_ceil(TILE_ROWS) * group_bytes, 0);
+            for (rows, group) in source[range.clone()]
+                .chunks(TILE_ROWS * row_bytes)
+                .zip(packed.chunks_mut(group_bytes))
+            {
+                tiles.pack_rows(rows, group);
+            }
+            device.write(&buffer, offset, &packed)?;
+            offset += packed.len() as u64;
+            file.release(info, range.clone());
+            progress(range.len() as u64);
+        }
+        buffers.push(buffer);
+    }
+    Ok(buffers)
+}
+
+/// The tensors of a model in device memory.
+#[derive(Debug)]
+pub struct Weights {
+    tensors: Vec<Tensor>,
+}
+
+impl Weights {
+    /// The tensor of a request.
+    pub fn tensor(&self, id: WeightId) -> &Tensor {
+        &self.tensors[id.0]
+    }
+}
