@@ -2,15 +2,23 @@
 //!
 //! A machine without an adapter fails these tests with what to install; `scripts/test.sh` installs a software one.
 
-use std::sync::Arc;
+use std::fmt;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use gemel_core::device::{Device, Pending, Recording, Upload, submit};
+use gemel_core::dtype::DType;
+use gemel_core::error::{DeviceError, OpError};
 use gemel_core::graph::{Graph, Tensor, ValueId};
+use gemel_core::op::{
+    Binding, Caps, Cost, DeviceClass, Launch, Launches, Op, Operands, Params, Sharding, Spec,
+    Table, Tolerance,
+};
 use gemel_core::ops::rms_norm::RmsNorm;
 use gemel_core::plan::{self, Arena, Plan};
-use gemel_core::reference::ReferenceDevice;
+use gemel_core::reference::{RefArgs, ReferenceDevice};
 use gemel_core::tensor::TensorDesc;
-use gemel_wgpu::{WgpuDevice, WgpuOptions};
+use gemel_wgpu::{LimitOverrides, Progress, WgpuDevice, WgpuOptions};
 
 fn options() -> WgpuOptions {
     WgpuOptions::new("wgpu")
@@ -66,10 +74,16 @@ fn compile(device: &dyn Device, label: &str, graph: Graph) -> Arc<Plan> {
     Arc::new(plan::compile(label, graph, device, &mut Arena::default()).unwrap())
 }
 
-/// Runs a recording once and returns its read-back.
-fn run(device: &dyn Device, recording: &Recording, uploads: &[Upload<'_>]) -> Vec<u8> {
-    let pending = start(device, recording, uploads);
-    device.finish(pending).unwrap()
+/// Runs a recording once and returns its first output.
+fn run(device: &dyn Device, recording: &Recording) -> Vec<f32> {
+    finish(device, recording, start(device, recording, &[]))
+}
+
+/// The first output of a replay in flight. Outputs of a read-back lie apart, each at its own alignment.
+fn finish(device: &dyn Device, recording: &Recording, pending: Pending) -> Vec<f32> {
+    let bytes = device.finish(pending).unwrap();
+    let output = &recording.plan.outputs[0];
+    floats(&bytes[output.offset..output.offset + output.desc.n_bytes()])
 }
 
 fn start(device: &dyn Device, recording: &Recording, uploads: &[Upload<'_>]) -> Pending {
@@ -91,7 +105,7 @@ fn norm(
     let w = graph.bind("w", &w);
     let y = graph.apply("norm", RmsNorm { eps: 1e-5 }, &[x, w]).unwrap();
     graph.output(y);
-    floats(&run(device, &record(device, "norm", graph), &[]))
+    run(device, &record(device, "norm", graph))
 }
 
 #[track_caller]
@@ -131,4 +145,575 @@ fn a_norm_equals_the_reference() {
             &norm(&reference, shape, &heads),
         );
     }
+}
+
+/// An op made for a test: its launches run the file `probe`, which the test gives.
+#[derive(Clone, Debug)]
+struct Probe {
+    outputs: Vec<TensorDesc>,
+    launches: Launches,
+}
+
+impl fmt::Display for Probe {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("probe")
+    }
+}
+
+impl Op for Probe {
+    fn name(&self) -> &'static str {
+        "probe"
+    }
+
+    fn outputs(&self, _: &[&TensorDesc], _: &[&TensorDesc]) -> Result<Vec<TensorDesc>, OpError> {
+        Ok(self.outputs.clone())
+    }
+
+    fn launches(&self, _: Operands<'_>, _: &Caps) -> Result<Launches, OpError> {
+        Ok(self.launches.clone())
+    }
+
+    fn cost(&self, _: Operands<'_>) -> Cost {
+        Cost::default()
+    }
+
+    fn tolerance(&self, _: Operands<'_>) -> Tolerance {
+        Tolerance::EXACT
+    }
+
+    fn sharding(&self) -> Sharding {
+        Sharding::Mirrored
+    }
+
+    fn reference(&self, _: &mut RefArgs<'_>) {
+        panic!("probes run on GPUs only");
+    }
+
+    fn as_any(&self) -> &dyn std::any::Any {
+        self
+    }
+}
+
+/// A launch of one block.
+fn launch(entry: &'static str, params: Params, bindings: Vec<Binding>) -> Launch {
+    Launch {
+        entry,
+        spec: Spec::threads(8),
+        params,
+        grid: [1, 1, 1],
+        bindings,
+    }
+}
+
+/// A probe with one input and one output of `n` floats.
+fn unary(n: usize, params: Params) -> Probe {
+    let bindings = vec![Binding::Input(0), Binding::Output(0)];
+    Probe {
+        outputs: vec![TensorDesc::f32([n])],
+        launches: Launches::one(launch("probe", params, bindings)),
+    }
+}
+
+/// Options whose `probe` is this text.
+fn with_probe(text: &str) -> WgpuOptions {
+    let mut options = options();
+    options.sources.insert("probe".to_owned(), text.to_owned());
+    options
+}
+
+/// Adds one to each of eight floats.
+const ADD_ONE: &str = "
+@group(0) @binding(0) var<storage, read_write> x: array<f32>;
+@group(0) @binding(1) var<storage, read_write> y: array<f32>;
+@group(0) @binding(2) var<uniform> p: Params;
+
+@compute @workgroup_size(THREADS)
+fn probe(@builtin(local_invocation_index) thread: u32) {
+    y[thread] = x[thread] + p.one;
+}
+";
+
+/// A graph that applies a probe to `x = 0 .. 8`, `times` times.
+fn chain(device: &dyn Device, probe: &Probe, times: usize) -> Graph {
+    let x: Vec<f32> = (0..8u8).map(f32::from).collect();
+    let mut graph = Graph::new();
+    let mut value = graph.bind("x", &tensor(device, &[8], &x));
+    for _ in 0..times {
+        value = graph.apply("step", probe.clone(), &[value]).unwrap();
+    }
+    graph.output(value);
+    graph
+}
+
+fn add_one() -> Probe {
+    unary(8, Params::new().f32("one", 1.0))
+}
+
+#[test]
+fn every_kind_of_binding_reaches_its_storage() {
+    static SQUARES: [u32; 8] = [0, 1, 4, 9, 16, 25, 36, 49];
+    let device = open(&with_probe(
+        "
+@group(0) @binding(0) var<storage, read> table: array<u32>;
+@group(0) @binding(1) var<storage, read_write> scratch: array<u32>;
+@group(0) @binding(2) var<uniform> p: Params;
+
+@group(0) @binding(0) var<storage, read_write> again: array<u32>;
+@group(0) @binding(1) var<storage, read_write> cache: array<f32>;
+@group(0) @binding(2) var<storage, read_write> step: array<i32>;
+@group(0) @binding(3) var<storage, read_write> y: array<f32>;
+
+@compute @workgroup_size(THREADS)
+fn probe_fill(@builtin(local_invocation_index) thread: u32) {
+    scratch[thread] = table[thread] * p.factor;
+}
+
+@compute @workgroup_size(THREADS)
+fn probe(@builtin(local_invocation_index) thread: u32) {
+    cache[thread] += f32(again[thread]) + f32(step[0]);
+    y[thread] = cache[thread];
+}
+",
+    ));
+    let squares = Table {
+        name: "squares",
+        words: &SQUARES,
+    };
+    let probe = Probe {
+        outputs: vec![TensorDesc::f32([8])],
+        launches: Launches {
+            scratch: vec![32],
+            list: vec![
+                launch(
+                    "probe_fill",
+                    Params::new().u32("factor", 10),
+                    vec![Binding::Table(squares), Binding::Scratch(0)],
+                ),
+                launch(
+                    "probe",
+                    // Parameters are those of the file: the entry does not read them.
+                    Params::new().u32("factor", 0),
+                    vec![
+                        Binding::Scratch(0),
+                        Binding::Inout(0),
+                        Binding::Input(0),
+                        Binding::Output(0),
+                    ],
+                ),
+            ],
+        },
+    };
+    let cache = Tensor {
+        desc: TensorDesc::f32([8]),
+        buffers: vec![device.alloc(32, "cache").unwrap()],
+    };
+    let mut graph = Graph::new();
+    let step = graph.step_input("step", DType::I32, [1]);
+    let cache = graph.bind("cache", &cache);
+    let y = graph
+        .apply_multi("probe", probe, &[step], &[cache])
+        .unwrap();
+    graph.output(y[0]);
+    let recording = record(&device, "bindings", graph);
+    let buffer = recording.plan.step_buffer.clone().unwrap();
+    let upload = |step: &[u8; 4]| {
+        start(
+            &device,
+            &recording,
+            &[Upload {
+                buffer: &buffer,
+                offset: 0,
+                bytes: step,
+            }],
+        )
+    };
+    // Two replays in flight at once, over one cache and one step buffer.
+    let first = upload(&1i32.to_le_bytes());
+    let second = upload(&100i32.to_le_bytes());
+    let expected = |times: u8, steps: u8| -> Vec<f32> {
+        (0..8u8)
+            .map(|i| f32::from(i * i) * 10.0 * f32::from(times) + f32::from(steps))
+            .collect()
+    };
+    // Finished in the other order: each read-back is that of its own replay.
+    assert_eq!(
+        finish(&device, &recording, second),
+        expected(2, 101),
+        "second replay"
+    );
+    assert_eq!(
+        finish(&device, &recording, first),
+        expected(1, 1),
+        "first replay"
+    );
+    let traffic = device.traffic();
+    assert_eq!(traffic.submits, 2, "one submission a replay");
+    assert_eq!(traffic.launches, 4, "two launches a replay");
+}
+
+/// Sums rows of a weight.
+const ROW_SUMS: &str = "
+@group(0) @binding(0) var<storage, read> w: array<f32>;
+@group(0) @binding(1) var<storage, read_write> y: array<f32>;
+@group(0) @binding(2) var<uniform> p: Params;
+
+@compute @workgroup_size(THREADS)
+fn probe(@builtin(local_invocation_index) thread: u32) {
+    if (thread >= p.n_rows) {
+        return;
+    }
+    var sum = 0.0;
+    for (var i = 0u; i < p.n; i++) {
+        sum += w[thread * p.n + i];
+    }
+    y[p.first + thread] = sum;
+}
+";
+
+#[test]
+fn a_weight_larger_than_a_binding_is_read_in_windows() {
+    let mut options = with_probe(ROW_SUMS);
+    options.limits = Some(LimitOverrides {
+        max_binding_bytes: Some(4096),
+        ..LimitOverrides::default()
+    });
+    let device = open(&options);
+    assert_eq!(device.caps().max_binding_bytes, 4096, "reported");
+
+    let (rows, n) = (20, 128);
+    let values: Vec<f32> = (0..rows * n).map(|i| (i % 7) as f32).collect();
+    let mut weight = tensor(&device, &[rows, n], &values);
+    let probe = |desc: &TensorDesc| Probe {
+        outputs: vec![TensorDesc::f32([rows])],
+        launches: Launches {
+            scratch: Vec::new(),
+            list: (0..)
+                .zip(desc.windows())
+                .map(|(window, (first, n_rows))| {
+                    launch(
+                        "probe",
+                        Params::new()
+                            .u32("n_rows", n_rows)
+                            .u32("n", n)
+                            .u32("first", first),
+                        vec![Binding::InputWindow(0, window), Binding::Output(0)],
+                    )
+                })
+                .collect(),
+        },
+    };
+    let graph = |weight: &Tensor| {
+        let mut graph = Graph::new();
+        let w = graph.bind("w", weight);
+        let y = graph.apply("sums", probe(&weight.desc), &[w]).unwrap();
+        graph.output(y);
+        graph
+    };
+    let whole = plan::compile("whole", graph(&weight), &device, &mut Arena::default());
+    let message = whole.unwrap_err().to_string();
+    assert!(message.contains("binds at most 4096"), "{message}");
+
+    weight.desc.window_rows = 8;
+    weight.buffers = weight
+        .desc
+        .windows()
+        .iter()
+        .map(|&(first, n_rows)| {
+            let part = &values[first * n..(first + n_rows) * n];
+            tensor(&device, &[n_rows, n], part).buffers[0].clone()
+        })
+        .collect();
+    let found = run(&device, &record(&device, "windows", graph(&weight)));
+    let expected: Vec<f32> = values.chunks_exact(n).map(|row| row.iter().sum()).collect();
+    assert_eq!(found, expected, "all three windows");
+}
+
+#[test]
+fn limits_below_the_adapters_are_kept() {
+    let mut options = with_probe(ADD_ONE);
+    options.class = Some(DeviceClass::Discrete);
+    options.limits = Some(LimitOverrides {
+        max_blocks_per_axis: Some(4),
+        max_threads_per_block: Some(64),
+        no_f16: true,
+        no_subgroups: true,
+        ..LimitOverrides::default()
+    });
+    let device = open(&options);
+    let caps = device.caps();
+    assert_eq!(caps.class, DeviceClass::Discrete, "class");
+    assert_eq!(caps.max_blocks_per_axis, 4, "grid");
+    assert_eq!(caps.max_threads_per_block, 64, "block");
+    assert_eq!((caps.f16, caps.warp), (false, None), "features");
+
+    // Nine rows do not fit an axis of four blocks: the grid is folded.
+    let whole = |_: &mut Graph, x: ValueId| x;
+    let expected = norm(&ReferenceDevice::new(), &[9, 200], &whole);
+    check_close(&norm(&device, &[9, 200], &whole), &expected);
+
+    let refused = |change: &dyn Fn(&mut Launch)| {
+        let mut probe = add_one();
+        change(&mut probe.launches.list[0]);
+        let plan = compile(&device, "refused", chain(&device, &probe, 1));
+        device.record(&plan).unwrap_err()
+    };
+    let error = refused(&|launch| launch.grid = [1, 5, 1]);
+    assert!(matches!(error, DeviceError::Usage { .. }), "grid: {error}");
+    let error = refused(&|launch| launch.spec = Spec::threads(128));
+    assert!(
+        matches!(error, DeviceError::Compile { .. }),
+        "block: {error}"
+    );
+}
+
+#[test]
+fn memory_is_accounted_and_limited() {
+    let mut options = options();
+    options.limits = Some(LimitOverrides {
+        memory_bytes: Some(1 << 20),
+        ..LimitOverrides::default()
+    });
+    let device = open(&options);
+    let first = device.alloc(600 << 10, "weights").unwrap();
+    let error = device.alloc(600 << 10, "cache").unwrap_err();
+    match &error {
+        DeviceError::OutOfMemory {
+            what,
+            needed,
+            free,
+            total,
+            ..
+        } => {
+            assert_eq!(what, "cache", "what it was for");
+            assert_eq!(
+                (*needed, *free, *total),
+                (600 << 10, 424 << 10, 1 << 20),
+                "sizes"
+            );
+        }
+        other => panic!("{other}"),
+    }
+    drop(first);
+    let second = device.alloc(600 << 10, "cache").unwrap();
+    let small = device.alloc(1, "small").unwrap();
+    assert_eq!(small.n_bytes(), 4, "rounded up to a word");
+    assert!(device.memory().used > 600 << 10, "both counted");
+    drop((second, small));
+    assert_eq!(device.memory().used, 0, "given back");
+    assert!(device.memory().peak > 600 << 10, "highest use so far");
+}
+
+#[test]
+fn large_and_odd_transfers_arrive() {
+    let device = open(&options());
+    // More than two pieces of staging, and not whole words.
+    let n = (20 << 20) + 3;
+    let contents: Vec<u8> = (0..n).map(|i: usize| (i * 31 + (i >> 13)) as u8).collect();
+    let buffer = device.alloc(n as u64, "large").unwrap();
+    device.write(&buffer, 0, &contents).unwrap();
+    let mut out = vec![0; n - 1];
+    device.read(&buffer, 1, &mut out).unwrap();
+    assert!(out == contents[1..], "contents differ");
+
+    device.write(&buffer, 8, &[1, 2, 3, 4]).unwrap();
+    let mut out = [0; 8];
+    device.read(&buffer, 6, &mut out).unwrap();
+    assert_eq!(out[2..6], [1, 2, 3, 4], "a small write in the middle");
+    assert_eq!(out[6..], contents[12..14], "its neighbours stay");
+
+    for (offset, n_bytes) in [(2, 4), (4, 3), (n as u64, 4), (u64::MAX - 3, 8)] {
+        let error = device
+            .write(&buffer, offset, &[0; 8][..n_bytes])
+            .unwrap_err();
+        assert!(
+            matches!(error, DeviceError::Usage { .. }),
+            "{offset}+{n_bytes}: {error}"
+        );
+    }
+    let fresh = device.alloc(64, "fresh").unwrap();
+    let mut out = [1; 64];
+    device.read(&fresh, 0, &mut out).unwrap();
+    assert_eq!(out, [0; 64], "fresh memory is zero");
+}
+
+#[test]
+fn what_belongs_to_another_device_is_refused() {
+    let device = open(&with_probe(ADD_ONE));
+    let mut second = with_probe(ADD_ONE);
+    second.select = "wgpu:0#1".to_owned();
+    let other = open(&second);
+    assert_eq!(other.name(), "wgpu:0#1", "a second device on one adapter");
+
+    let usage = |result: Result<(), DeviceError>| match result {
+        Err(DeviceError::Usage { what, .. }) => what,
+        other => panic!("{other:?}"),
+    };
+    let buffer = other.alloc(8, "theirs").unwrap();
+    assert!(
+        usage(device.write(&buffer, 0, &[0; 4])).contains("theirs"),
+        "write"
+    );
+    assert!(
+        usage(device.read(&buffer, 0, &mut [0; 4])).contains("theirs"),
+        "read"
+    );
+
+    let graph = chain(&other, &add_one(), 1);
+    let plan = compile(&other, "foreign", graph);
+    usage(device.record(&plan).map(|_| ()));
+    let recording = other.record(&plan).unwrap();
+    usage(submit(&device, &recording, &[], None).map(|_| ()));
+    usage(device.profile(&recording).map(|_| ()));
+    let pending = start(&other, &recording, &[]);
+    let found = finish(&other, &recording, pending);
+    assert_eq!(
+        found,
+        [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0],
+        "its own device runs it"
+    );
+}
+
+#[test]
+fn operands_of_one_buffer_need_one_access() {
+    let text = ADD_ONE.replacen("read_write", "read", 1);
+    let device = open(&with_probe(&text));
+    // The middle one of three reads and writes the arena.
+    let plan = compile(&device, "mixed", chain(&device, &add_one(), 3));
+    let error = device.record(&plan).unwrap_err().to_string();
+    assert!(error.contains("must be declared `read_write`"), "{error}");
+    let device = open(&with_probe(ADD_ONE));
+    let found = run(
+        &device,
+        &record(&device, "chain", chain(&device, &add_one(), 3)),
+    );
+    assert_eq!(found[..2], [3.0, 4.0], "each step sees the one before");
+}
+
+#[test]
+fn wrong_kernels_name_file_and_line() {
+    let log = |text: &str| {
+        let device = open(&with_probe(text));
+        let plan = compile(&device, "wrong", chain(&device, &add_one(), 1));
+        match device.record(&plan).unwrap_err() {
+            DeviceError::Compile { kernel, log } => {
+                assert_eq!(kernel, "probe/probe [THREADS=8]", "kernel");
+                log
+            }
+            other => panic!("{other}"),
+        }
+    };
+    let typo = log(&ADD_ONE.replace("p.one", "p.two"));
+    assert!(typo.contains("shaders/probe.wgsl:8"), "parser: {typo}");
+    let types = log(&ADD_ONE.replace("+ p.one", "+ 1u"));
+    assert!(types.contains("shaders/probe.wgsl:8"), "types: {types}");
+    let entry = log(&ADD_ONE.replace("fn probe(", "fn other("));
+    assert!(entry.contains("no entry point `probe`"), "entry: {entry}");
+    let binding = log(&ADD_ONE.replace("@binding(1)", "@binding(3)"));
+    assert!(binding.contains("binding 3"), "binding: {binding}");
+    let kind = log(&ADD_ONE.replace("var<uniform> p: Params", "var<storage, read> p: Params"));
+    assert!(kind.contains("parameter block"), "kind: {kind}");
+    let import = log(&format!("#import no_such\n{ADD_ONE}"));
+    assert!(import.contains("lib/no_such.wgsl"), "import: {import}");
+}
+
+#[test]
+fn kernels_are_compiled_once() {
+    let calls = Arc::new(Mutex::new(Vec::new()));
+    let mut options = with_probe(ADD_ONE);
+    let of_progress = calls.clone();
+    options.progress = Some(Progress(Arc::new(move |done, total| {
+        of_progress.lock().unwrap().push((done, total));
+    })));
+    let device = open(&options);
+    let mut graph = chain(&device, &add_one(), 2);
+    let mut wide = add_one();
+    wide.launches.list[0].spec = Spec::threads(4);
+    let x = graph.outputs[0];
+    let y = graph.apply("wide", wide, &[x]).unwrap();
+    graph.output(y);
+    let plan = compile(&device, "progress", graph);
+    let recording = device.record(&plan).unwrap();
+    let mut seen = std::mem::take(&mut *calls.lock().unwrap());
+    seen.sort_unstable();
+    assert_eq!(
+        seen,
+        [(0, 2), (1, 2), (2, 2)],
+        "two kernels for three launches"
+    );
+    device.record(&plan).unwrap();
+    assert!(
+        calls.lock().unwrap().is_empty(),
+        "nothing new the second time"
+    );
+    let found = run(&device, &recording);
+    assert_eq!(found[0], 2.0, "the first output");
+}
+
+/// Steps a generator `n` times, which no compiler can shorten.
+const SLOW: &str = "
+@group(0) @binding(0) var<storage, read_write> x: array<f32>;
+@group(0) @binding(1) var<storage, read_write> y: array<f32>;
+@group(0) @binding(2) var<uniform> p: Params;
+
+@compute @workgroup_size(THREADS)
+fn probe(@builtin(local_invocation_index) thread: u32) {
+    var state = u32(x[thread]) + 1u;
+    for (var i = 0u; i < p.n; i++) {
+        state ^= state << 13u;
+        state ^= state >> 17u;
+        state ^= state << 5u;
+    }
+    y[thread] = f32(state);
+}
+";
+
+#[test]
+fn launches_are_timed_and_waits_end() {
+    let slow = |n: usize| unary(8, Params::new().u32("n", n));
+    let device = open(&with_probe(SLOW));
+    let recording = record(&device, "timed", chain(&device, &slow(10_000), 2));
+    if let Some(times) = device.profile(&recording).unwrap() {
+        assert_eq!(times.len(), 2, "one a launch");
+        assert!(times.iter().all(|&ns| ns > 0), "{times:?}");
+    }
+
+    let mut options = with_probe(SLOW);
+    options.deadline = Duration::from_millis(1);
+    let device = open(&options);
+    let recording = record(&device, "slow", chain(&device, &slow(40_000_000), 1));
+    let pending = start(&device, &recording, &[]);
+    match device.finish(pending).unwrap_err() {
+        DeviceError::Timeout { what, .. } => assert_eq!(what, "plan slow", "what it waited for"),
+        other => panic!("{other}"),
+    }
+}
+
+#[test]
+fn a_lost_device_reports_it() {
+    let device = open(&with_probe(ADD_ONE));
+    let recording = record(&device, "lost", chain(&device, &add_one(), 1));
+    let pending = start(&device, &recording, &[]);
+    let buffer = device.alloc(4, "buffer").unwrap();
+    device.destroy();
+    let lost = |result: Result<(), DeviceError>, what: &str| {
+        assert!(
+            matches!(result, Err(DeviceError::Lost { .. })),
+            "{what}: {result:?}"
+        );
+    };
+    lost(device.finish(pending).map(|_| ()), "finish");
+    lost(device.alloc(4, "more").map(|_| ()), "alloc");
+    lost(device.write(&buffer, 0, &[0; 4]), "write");
+    lost(device.read(&buffer, 0, &mut [0; 4]), "read");
+    lost(device.record(&recording.plan).map(|_| ()), "record");
+    lost(submit(&device, &recording, &[], None).map(|_| ()), "submit");
+}
+
+#[test]
+fn an_unknown_adapter_lists_the_known_ones() {
+    let error = WgpuDevice::open(&WgpuOptions::new("no such adapter")).unwrap_err();
+    assert!(matches!(error, DeviceError::NotFound { .. }), "{error}");
+    let message = error.to_string();
+    assert!(message.contains("no such adapter"), "{message}");
+    assert!(message.contains("wgpu:0"), "{message}");
 }
