@@ -57,7 +57,7 @@ mod tests {
         op.reference(&mut args);
         for (row, expected) in [-60.0, 0.0, 0.0, 5.0].into_iter().enumerate() {
             let got = &args.outputs[0].values[32 * row..32 * (row + 1)];
-            assert!(got.iter().all(|&y| y == expected), "row {row}: {got:?}");
+            assert_eq!(got, [expected; 32], "row {row}");
         }
     }
 }

@@ -131,8 +131,8 @@ mod tests {
         assert_eq!(y.values, [6.0, 11.0, 2.0, 6.0], "products");
         assert_eq!(y.magnitudes, [18.0, 13.0, 18.0, 10.0], "absolute terms");
         assert_eq!(
-            y.norms[0],
-            (4.0_f64 + 36.0 + 100.0).sqrt(),
+            y.norms[..1],
+            [(4.0_f64 + 36.0 + 100.0).sqrt()],
             "root sum of squares"
         );
 
@@ -155,7 +155,7 @@ mod tests {
         for n in 0..20 {
             let a: Vec<f64> = (0..n).map(f64::from).collect();
             let expected: f64 = a.iter().sum();
-            assert_eq!(dot(&a, &vec![1.0; a.len()]), expected, "{n} terms");
+            assert_eq!([dot(&a, &vec![1.0; a.len()])], [expected], "{n} terms");
         }
     }
 }

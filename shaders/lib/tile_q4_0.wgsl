@@ -1,0 +1,28 @@
+// q4_0: `d * (nibble - 8)`; words: 4 of nibbles.
+alias SELF_Words = vec4<u32>;
+const SELF_TILE = 9u;
+const SELF_RUNS = 2u;
+const SELF_SCALED = true;
+const SELF_MIN = false;
+const SELF_SPLIT = false;
+
+fn SELF_scale(tile: u32, h: u32, run: u32) -> Scale {
+    return Scale(tile_f16(SELF_data[tile], h), vec4<f32>());
+}
+
+fn SELF_word(tile: u32, h: u32, word: u32) -> vec4<u32> {
+    return SELF_data[tile + 1u + 2u * word + h];
+}
+
+// The codes as bytes, not yet centred.
+fn SELF_bytes(tile: u32, h: u32, quad: u32) -> vec4<u32> {
+    return field(SELF_word(tile, h, (quad & 3u)), 4u * (quad >> 2u), 0x0f0f0f0fu);
+}
+
+fn SELF_quad(tile: u32, h: u32, quad: u32) -> mat4x4<f32> {
+    return byte_codes(SELF_bytes(tile, h, quad), 255u, 8.0);
+}
+
+fn SELF_packed(tile: u32, h: u32, quad: u32) -> vec4<u32> {
+    return packed_minus(SELF_bytes(tile, h, quad), 8u);
+}
