@@ -2,6 +2,7 @@
 //!
 //! Every case runs the launches of the device's own class and those of a discrete GPU, whose geometry differs.
 
+use std::cmp::Ordering;
 use std::sync::{Arc, OnceLock};
 
 use gemel_core::DType;
@@ -115,8 +116,12 @@ fn run(device: &WgpuDevice, op: &(impl Op + Clone + 'static), inputs: &[Operand]
             let n_bytes = bytes.len().next_multiple_of(4);
             let mut padded = bytes.clone();
             padded.resize(n_bytes, 0xff);
-            let buffer = device.alloc(n_bytes as u64, "operand").unwrap();
-            device.write(&buffer, 0, &padded).unwrap();
+            let buffer = device
+                .alloc(n_bytes as u64, "operand")
+                .expect("memory for an operand");
+            device
+                .write(&buffer, 0, &padded)
+                .expect("the buffer holds it");
             let tensor = Tensor {
                 desc: desc.clone(),
                 buffers: vec![buffer],
@@ -124,7 +129,9 @@ fn run(device: &WgpuDevice, op: &(impl Op + Clone + 'static), inputs: &[Operand]
             graph.bind("operand", &tensor)
         })
         .collect();
-    let outputs = graph.apply_multi("op", op.clone(), &ids, &[]).unwrap();
+    let outputs = graph
+        .apply_multi("op", op.clone(), &ids, &[])
+        .unwrap_or_else(|error| panic!("{error}"));
     for &output in &outputs {
         graph.output(output);
     }
@@ -134,11 +141,12 @@ fn run(device: &WgpuDevice, op: &(impl Op + Clone + 'static), inputs: &[Operand]
     let recording = device
         .record(&plan)
         .unwrap_or_else(|error| panic!("{op}: {error}"));
-    let mut runs = (0..2).map(|_| {
-        let pending = submit(device, &recording, &[], plan.readback.as_ref()).unwrap();
-        device.finish(pending).unwrap()
+    let runs = [(); 2].map(|()| {
+        submit(device, &recording, &[], plan.readback.as_ref())
+            .and_then(|pending| device.finish(pending))
+            .unwrap_or_else(|error| panic!("{op}: {error}"))
     });
-    let (bytes, again) = (runs.next().unwrap(), runs.next().unwrap());
+    let [bytes, again] = runs;
     assert_eq!(bytes, again, "{op}: two runs give the same bits");
     plan.outputs
         .iter()
@@ -183,7 +191,8 @@ fn check(what: &str, op: &(impl Op + Clone + 'static), inputs: &[Operand]) {
             assert_eq!(found.len(), expected.values.len(), "{what}: elements");
             for (i, (&z, &y)) in found.iter().zip(&expected.values).enumerate() {
                 let bound = tolerance.tau * expected.magnitudes[i] + tolerance.alpha;
-                let same = z == y || (z.is_nan() && y.is_nan());
+                // Infinities are equal; so are two NaN.
+                let same = z.partial_cmp(&y) == Some(Ordering::Equal) || (z.is_nan() && y.is_nan());
                 assert!(
                     same || (z - y).abs() <= bound,
                     "{op} {what}, {class}, output {place}, element {i}: {z}, expected {y} +- {bound:e}"
