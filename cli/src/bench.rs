@@ -1,0 +1,367 @@
+//! `gemel bench`: prefill and decode speed, in the shape of llama-bench's table.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, bail};
+use clap::{Args, ValueEnum};
+use gemel_core::device::Traffic;
+use gemel_engine::blocks::Head;
+use gemel_engine::forward::{Context, StepToken};
+use gemel_engine::kv_cache::SeqId;
+use gemel_engine::load::Loaded;
+use serde_json::json;
+
+use crate::options::ModelArgs;
+use crate::session;
+
+/// Arguments of `gemel bench`.
+#[derive(Args, Debug)]
+pub(crate) struct BenchArgs {
+    #[command(flatten)]
+    model: ModelArgs,
+    /// Prompt lengths to measure, 0 for none
+    #[arg(
+        short = 'p',
+        long,
+        value_delimiter = ',',
+        default_value = "512",
+        value_name = "N"
+    )]
+    n_prompt: Vec<usize>,
+    /// Numbers of single-token steps to measure, 0 for none
+    #[arg(
+        short = 'n',
+        long,
+        value_delimiter = ',',
+        default_value = "128",
+        value_name = "N"
+    )]
+    n_gen: Vec<usize>,
+    /// Tokens already cached when a test starts
+    #[arg(
+        short = 'd',
+        long,
+        value_delimiter = ',',
+        default_value = "0",
+        value_name = "N"
+    )]
+    depth: Vec<usize>,
+    /// Repetitions of each test
+    #[arg(short, long, default_value_t = 5, value_name = "N")]
+    repetitions: usize,
+    /// Table format
+    #[arg(short, long, value_enum, default_value_t = Format::Md)]
+    output: Format,
+    /// Show what a decode step costs the host: uploads, submissions, read-back, time before the wait
+    #[arg(long)]
+    explain: bool,
+    /// Time every launch of one decode step on the device, summed by op
+    #[arg(long)]
+    profile: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Format {
+    Md,
+    Csv,
+    Json,
+}
+
+/// One row of the table.
+#[derive(Debug)]
+struct Row {
+    test: String,
+    n_prompt: usize,
+    n_gen: usize,
+    depth: usize,
+    /// Tokens per second of each repetition.
+    rates: Vec<f64>,
+    step: Option<StepCost>,
+}
+
+/// Host side of a decode step, averaged.
+#[derive(Clone, Copy, Debug)]
+struct StepCost {
+    host: Duration,
+    submits: f64,
+    uploaded: f64,
+    downloaded: f64,
+    launches: f64,
+}
+
+impl Row {
+    fn mean(&self) -> f64 {
+        self.rates.iter().sum::<f64>() / self.rates.len() as f64
+    }
+
+    fn deviation(&self) -> f64 {
+        if self.rates.len() < 2 {
+            return 0.0;
+        }
+        let mean = self.mean();
+        let squares: f64 = self
+            .rates
+            .iter()
+            .map(|rate| (rate - mean) * (rate - mean))
+            .sum();
+        (squares / (self.rates.len() - 1) as f64).sqrt()
+    }
+}
+
+/// Token ids for measuring: any will do, and the same ones every time.
+fn token_ids(n: usize, n_vocab: usize) -> Vec<u32> {
+    (0..n as u64)
+        .map(|i| (i.wrapping_mul(2_654_435_761) % n_vocab as u64) as u32)
+        .collect()
+}
+
+fn prefill(context: &mut Context, seq: SeqId, n: usize) -> Result<Duration> {
+    let ids = token_ids(n, context.info().n_vocab);
+    let start = Instant::now();
+    context.prefill(seq, &ids, Head::Argmax, &mut |_| true)?;
+    Ok(start.elapsed())
+}
+
+/// `n` single-token steps; total time, and time spent before waiting for the device.
+fn decode(context: &mut Context, seq: SeqId, n: usize) -> Result<(Duration, Duration)> {
+    let ids = token_ids(n, context.info().n_vocab);
+    let start = Instant::now();
+    let mut host = Duration::ZERO;
+    for id in ids {
+        let submit = Instant::now();
+        let step = context.submit(
+            &[StepToken {
+                seq,
+                id,
+                output: true,
+            }],
+            Head::Argmax,
+        )?;
+        host += submit.elapsed();
+        context.finish(step)?;
+    }
+    Ok((start.elapsed(), host))
+}
+
+fn at_depth(context: &mut Context, depth: usize) -> Result<SeqId> {
+    let seq = context.create()?;
+    context.assume(seq, depth)?;
+    Ok(seq)
+}
+
+fn measure(args: &BenchArgs, loaded: &mut Loaded) -> Result<Vec<Row>> {
+    let context = &mut loaded.context;
+    let mut rows = Vec::new();
+    let suffix = |depth: usize| {
+        if depth == 0 {
+            String::new()
+        } else {
+            format!(" @ d{depth}")
+        }
+    };
+    for &depth in &args.depth {
+        for &n in args.n_prompt.iter().filter(|&&n| n > 0) {
+            let mut rates = Vec::new();
+            // The first run compiles kernels and is not counted.
+            for repetition in 0..=args.repetitions {
+                let seq = at_depth(context, depth)?;
+                let time = prefill(context, seq, n)?;
+                context.remove(seq)?;
+                if repetition > 0 {
+                    rates.push(session::rate(n, time));
+                }
+            }
+            rows.push(Row {
+                test: format!("pp{n}{}", suffix(depth)),
+                n_prompt: n,
+                n_gen: 0,
+                depth,
+                rates,
+                step: None,
+            });
+        }
+        for &n in args.n_gen.iter().filter(|&&n| n > 0) {
+            let mut rates = Vec::new();
+            let mut step = None;
+            for repetition in 0..=args.repetitions {
+                let seq = at_depth(context, depth)?;
+                if repetition == 0 {
+                    decode(context, seq, 1)?;
+                } else {
+                    let before = context.device().traffic();
+                    let (time, host) = decode(context, seq, n)?;
+                    rates.push(session::rate(n, time));
+                    step = Some(step_cost(before, context.device().traffic(), host, n));
+                }
+                context.remove(seq)?;
+            }
+            rows.push(Row {
+                test: format!("tg{n}{}", suffix(depth)),
+                n_prompt: 0,
+                n_gen: n,
+                depth,
+                rates,
+                step,
+            });
+        }
+    }
+    Ok(rows)
+}
+
+fn step_cost(before: Traffic, after: Traffic, host: Duration, n: usize) -> StepCost {
+    let per_step = |after: u64, before: u64| (after - before) as f64 / n as f64;
+    StepCost {
+        host: host / n as u32,
+        submits: per_step(after.submits, before.submits),
+        uploaded: per_step(after.uploaded, before.uploaded),
+        downloaded: per_step(after.downloaded, before.downloaded),
+        launches: per_step(after.launches, before.launches),
+    }
+}
+
+fn print(args: &BenchArgs, loaded: &Loaded, rows: &[Row]) -> Result<()> {
+    let device = loaded.context.device();
+    let model = loaded.metadata.opt_str("general.name")?.unwrap_or("?");
+    let arch = &loaded.context.info().arch;
+    let size = loaded.weight_bytes as f64 / 1_048_576.0;
+    let params = loaded.n_params as f64 / 1e6;
+    match args.output {
+        Format::Md => {
+            println!("| model | size | params | device | test | t/s |");
+            println!("| --- | ---: | ---: | --- | --- | ---: |");
+            for row in rows {
+                println!(
+                    "| {arch} {model} | {size:.1} MiB | {params:.1} M | {} | {} | {:.2} ± {:.2} |",
+                    device.name(),
+                    row.test,
+                    row.mean(),
+                    row.deviation()
+                );
+            }
+        }
+        Format::Csv => {
+            println!(
+                "arch,model,size_bytes,params,device,test,n_prompt,n_gen,depth,tokens_per_s,deviation"
+            );
+            for row in rows {
+                println!(
+                    "{arch},\"{}\",{},{},{},{},{},{},{},{:.4},{:.4}",
+                    model.replace('"', "\"\""),
+                    loaded.weight_bytes,
+                    loaded.n_params,
+                    device.name(),
+                    row.test,
+                    row.n_prompt,
+                    row.n_gen,
+                    row.depth,
+                    row.mean(),
+                    row.deviation()
+                );
+            }
+        }
+        Format::Json => {
+            let results: Vec<_> = rows
+                .iter()
+                .map(|row| {
+                    json!({
+                        "test": row.test, "n_prompt": row.n_prompt, "n_gen": row.n_gen, "depth": row.depth,
+                        "tokens_per_s": row.mean(), "deviation": row.deviation(), "samples": row.rates,
+                    })
+                })
+                .collect();
+            let part = |row: Option<&Row>, n: fn(&Row) -> usize| {
+                row.map(|row| json!({"tokens": n(row), "tokens_per_s": row.mean()}))
+            };
+            let report = json!({
+                "model": model, "arch": arch, "device": device.name(), "description": device.description(),
+                "params": loaded.n_params, "weight_bytes": loaded.weight_bytes,
+                "prefill": part(rows.iter().find(|row| row.n_prompt > 0), |row| row.n_prompt),
+                "decode": part(rows.iter().find(|row| row.n_gen > 0), |row| row.n_gen),
+                "results": results,
+            });
+            println!("{}", serde_json::to_string_pretty(&report)?);
+        }
+    }
+    if args.explain {
+        println!(
+            "\n| test | host us/step | submits/step | uploaded B/step | read back B/step | launches/step |"
+        );
+        println!("| --- | ---: | ---: | ---: | ---: | ---: |");
+        for row in rows {
+            if let Some(step) = row.step {
+                println!(
+                    "| {} | {:.0} | {:.2} | {:.0} | {:.0} | {:.0} |",
+                    row.test,
+                    step.host.as_secs_f64() * 1e6,
+                    step.submits,
+                    step.uploaded,
+                    step.downloaded,
+                    step.launches
+                );
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Runs the command.
+pub(crate) fn bench(args: &BenchArgs) -> Result<()> {
+    if args.repetitions == 0 {
+        bail!("nothing to measure: -r must be at least 1");
+    }
+    let longest = |list: &[usize]| list.iter().copied().max().unwrap_or(0);
+    let needed = longest(&args.depth) + longest(&args.n_prompt).max(longest(&args.n_gen));
+    if args.model.ctx_size.is_some_and(|n_ctx| n_ctx < needed) {
+        bail!("a context of {needed} tokens is needed for these tests; raise -c or leave it out");
+    }
+    let model = ModelArgs {
+        ctx_size: Some(args.model.ctx_size.unwrap_or(needed.max(64))),
+        ..args.model.clone()
+    };
+    let mut loaded = session::open(&model, 1)?;
+    let rows = measure(args, &mut loaded)?;
+    print(args, &loaded, &rows)?;
+    if args.profile {
+        let depth = longest(&args.depth);
+        profile(&mut loaded.context, depth)?;
+    }
+    let memory = loaded.context.device().memory();
+    eprintln!(
+        "{} MiB of device memory in use, {} MiB at most",
+        memory.used >> 20,
+        memory.peak >> 20
+    );
+    Ok(())
+}
+
+/// Times one decode step launch by launch.
+fn profile(context: &mut Context, depth: usize) -> Result<()> {
+    let seq = at_depth(context, depth)?;
+    decode(context, seq, 1)?;
+    let Some(times) = context.profile_decode(depth + 2)? else {
+        println!("this device cannot time launches");
+        return Ok(());
+    };
+    let total: u64 = times.iter().map(|entry| entry.ns).sum();
+    println!("\n| op | launches | us | share | GB/s | GFLOP/s |");
+    println!("| --- | ---: | ---: | ---: | ---: | ---: |");
+    for entry in &times {
+        let seconds = entry.ns as f64 / 1e9;
+        println!(
+            "| {} | {} | {:.0} | {:.1} % | {:.2} | {:.2} |",
+            entry.op,
+            entry.launches,
+            entry.ns as f64 / 1e3,
+            100.0 * entry.ns as f64 / total as f64,
+            entry.cost.bytes as f64 / seconds / 1e9,
+            entry.cost.flops as f64 / seconds / 1e9
+        );
+    }
+    println!(
+        "| all | {} | {:.0} | 100 % | | |",
+        times.iter().map(|e| e.launches).sum::<usize>(),
+        total as f64 / 1e3
+    );
+    context.remove(seq)?;
+    Ok(())
+}

@@ -1,0 +1,195 @@
+//! `gemel chat`: a conversation, turn by turn.
+
+use std::io::{BufRead as _, IsTerminal as _, Write as _};
+use std::sync::atomic::Ordering;
+
+use anyhow::{Context as _, Result};
+use clap::Args;
+use gemel_engine::chat::{ChatTemplate, Message, RenderOptions, strip_bos};
+use gemel_engine::generate::{Event, GenerateOptions, generate};
+use gemel_engine::kv_cache::SeqId;
+use gemel_engine::load::Loaded;
+
+use crate::options::{ModelArgs, SamplingArgs};
+use crate::session;
+
+/// Arguments of `gemel chat`.
+#[derive(Args, Debug)]
+pub(crate) struct ChatArgs {
+    #[command(flatten)]
+    model: ModelArgs,
+    /// System message (-sys)
+    #[arg(long, value_name = "TEXT")]
+    system: Option<String>,
+    /// Chat template to use instead of the model's: a built-in name (chatml, gemma, llama3) or a file
+    #[arg(long, value_name = "NAME|FILE")]
+    chat_template: Option<String>,
+    /// Most new tokens of an answer
+    #[arg(short, long, value_name = "N")]
+    n_predict: Option<usize>,
+    #[command(flatten)]
+    sampling: SamplingArgs,
+}
+
+const HELP: &str = "/history  show the conversation\n/undo     forget the last question and answer\n\
+                    /reset    forget everything\n/exit     leave (also Ctrl-D)\n\
+                    Ctrl-C stops an answer; what was said so far is kept.";
+
+/// The conversation and what of it is cached.
+struct Conversation {
+    system: Vec<Message>,
+    messages: Vec<Message>,
+    seq: SeqId,
+    /// Ids in the cache, in order.
+    cached: Vec<u32>,
+}
+
+impl Conversation {
+    /// Ids of the whole conversation with the assistant's turn opened.
+    fn ids(&self, loaded: &Loaded, template: &ChatTemplate) -> Result<Vec<u32>> {
+        let tokenizer = &loaded.tokenizer;
+        let all: Vec<Message> = self.system.iter().chain(&self.messages).cloned().collect();
+        let text = template.render(&all, &RenderOptions::default())?;
+        let bos = tokenizer
+            .bos()
+            .and_then(|id| tokenizer.token_text(id))
+            .unwrap_or_default();
+        let text = if tokenizer.add_bos() {
+            strip_bos(&text, bos)
+        } else {
+            &text
+        };
+        Ok(tokenizer.encode(text, true, true))
+    }
+
+    /// Keeps the cached prefix that `ids` shares and returns the rest, at least one token.
+    fn rest<'a>(&mut self, loaded: &mut Loaded, ids: &'a [u32]) -> Result<&'a [u32]> {
+        let shared = self
+            .cached
+            .iter()
+            .zip(ids)
+            .take_while(|(a, b)| a == b)
+            .count();
+        let shared = shared.min(ids.len().saturating_sub(1));
+        if loaded.context.truncate(self.seq, shared).is_err() {
+            // A sliding window that is gone cannot be restored: start over.
+            loaded.context.remove(self.seq)?;
+            self.seq = loaded.context.create()?;
+            self.cached.clear();
+            return Ok(ids);
+        }
+        self.cached.truncate(shared);
+        Ok(&ids[shared..])
+    }
+}
+
+/// Runs the command.
+pub(crate) fn chat(args: &ChatArgs) -> Result<()> {
+    let interrupted = session::interrupt_flag()?;
+    let mut loaded = session::open(&args.model, 1)?;
+    let template = session::chat_template(&loaded, args.chat_template.as_deref())?
+        .context("this model has no chat template; name one with --chat-template (chatml, gemma, llama3 or a file)")?;
+    let mut sampler = session::sampler(&loaded, &args.sampling, args.model.verbose)?;
+    let options = GenerateOptions {
+        max_tokens: args.n_predict,
+        ..GenerateOptions::default()
+    };
+    let mut talk = Conversation {
+        system: args
+            .system
+            .iter()
+            .map(|text| Message::new("system", text))
+            .collect(),
+        messages: Vec::new(),
+        seq: loaded.context.create()?,
+        cached: Vec::new(),
+    };
+    let interactive = std::io::stdin().is_terminal();
+    let mut lines = std::io::stdin().lock().lines();
+    let mut stdout = std::io::stdout().lock();
+    if interactive {
+        eprintln!("{HELP}\n");
+    }
+    loop {
+        if interactive {
+            write!(stdout, "> ")?;
+            stdout.flush()?;
+        }
+        interrupted.store(false, Ordering::SeqCst);
+        let Some(line) = lines.next() else { break };
+        let line = line.context("reading standard input")?;
+        match line.trim() {
+            "" => continue,
+            "/exit" | "/quit" => break,
+            "/help" => {
+                eprintln!("{HELP}");
+                continue;
+            }
+            "/reset" => {
+                talk.messages.clear();
+                continue;
+            }
+            "/undo" => {
+                talk.messages
+                    .truncate(talk.messages.len().saturating_sub(2));
+                continue;
+            }
+            "/history" => {
+                for message in talk.system.iter().chain(&talk.messages) {
+                    writeln!(
+                        stdout,
+                        "[{}] {}",
+                        message.role,
+                        message.content.as_str().unwrap_or_default()
+                    )?;
+                }
+                continue;
+            }
+            command if command.starts_with('/') => {
+                eprintln!("unknown command {command}\n{HELP}");
+                continue;
+            }
+            text => talk.messages.push(Message::new("user", text)),
+        }
+        let ids = talk.ids(&loaded, &template)?;
+        let rest = talk.rest(&mut loaded, &ids)?;
+        sampler.prime(&ids[..ids.len() - rest.len()]);
+        let result = generate(
+            &mut loaded.context,
+            &loaded.tokenizer,
+            talk.seq,
+            rest,
+            &mut sampler,
+            &options,
+            &mut |event| {
+                if let Event::Text(text) = event {
+                    let written = stdout
+                        .write_all(text.as_bytes())
+                        .and_then(|()| stdout.flush());
+                    if written.is_err() {
+                        return false;
+                    }
+                }
+                !interrupted.load(Ordering::SeqCst)
+            },
+        );
+        let generated = match result {
+            Ok(generated) => generated,
+            Err(error) => {
+                // The question is taken back, so that a shorter one can follow.
+                talk.messages.pop();
+                eprintln!("error: {error}");
+                continue;
+            }
+        };
+        writeln!(stdout)?;
+        session::closing_line(&generated, &**loaded.context.device());
+        // What is cached: the prompt and every generated token that was fed back.
+        talk.cached = ids;
+        talk.cached.extend(&generated.ids);
+        talk.cached.truncate(loaded.context.cache().len(talk.seq)?);
+        talk.messages
+            .push(Message::new("assistant", &generated.text));
+    }
+    Ok(())
+}

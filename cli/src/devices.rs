@@ -1,0 +1,67 @@
+//! `gemel devices`: what models can run on.
+
+use anyhow::{Result, bail};
+use clap::Args;
+use gemel_wgpu::{WgpuOptions, enumerate};
+use serde_json::json;
+
+/// Arguments of `gemel devices`.
+#[derive(Args, Debug)]
+pub(crate) struct DevicesArgs {
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// Runs the command.
+pub(crate) fn devices(args: &DevicesArgs) -> Result<()> {
+    let adapters = enumerate(&WgpuOptions::new("wgpu"));
+    if args.json {
+        let list: Vec<_> = adapters
+            .iter()
+            .map(|adapter| {
+                json!({
+                    "name": adapter.name,
+                    "adapter": adapter.adapter,
+                    "backend": adapter.backend,
+                    "driver": adapter.driver,
+                    "class": adapter.caps.class.name(),
+                    "memory_bytes": adapter.caps.memory_bytes,
+                    "max_binding_bytes": adapter.caps.max_binding_bytes,
+                    "f16": adapter.caps.f16,
+                    "subgroup": adapter.caps.warp,
+                })
+            })
+            .collect();
+        println!("{}", serde_json::to_string_pretty(&list)?);
+    } else {
+        println!(
+            "{:<10} {:<11} {:<8} {:>11} {:>5} {:>9}  adapter",
+            "name", "class", "backend", "memory MiB", "f16", "subgroup"
+        );
+        for adapter in &adapters {
+            let caps = &adapter.caps;
+            println!(
+                "{:<10} {:<11} {:<8} {:>11} {:>5} {:>9}  {} ({})",
+                adapter.name,
+                caps.class.name(),
+                adapter.backend,
+                caps.memory_bytes >> 20,
+                if caps.f16 { "yes" } else { "no" },
+                caps.warp.map_or("no".to_owned(), |n| n.to_string()),
+                adapter.adapter,
+                adapter.driver
+            );
+        }
+        println!(
+            "{:<10} {:<11} {:<8} {:>11} {:>5} {:>9}  f64 definitions of the ops, for checking",
+            "reference", "reference", "host", "-", "-", "-"
+        );
+    }
+    if adapters.is_empty() {
+        bail!(
+            "no GPU adapter found; install your GPU's Vulkan driver and the Vulkan loader (Debian: libvulkan1), or a software driver (Debian: mesa-vulkan-drivers)"
+        );
+    }
+    Ok(())
+}

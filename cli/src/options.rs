@@ -1,0 +1,217 @@
+//! Flags that several commands share, and their translation into the engine's options.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+
+use anyhow::{Context as _, Result};
+use clap::Args;
+use gemel_core::DType;
+use gemel_core::dtype::CACHE_TYPES;
+use gemel_engine::blocks::Precision;
+use gemel_engine::gguf::{GgufFile, Metadata, Value};
+use gemel_engine::load::LoadOptions;
+use gemel_engine::sampler::{SamplerParams, Stage};
+
+/// Short flags of more than one letter that people type from habit, and their long forms.
+const SHORT_WORDS: &[(&str, &str)] = &[
+    ("-ub", "--ubatch-size"),
+    ("-ctk", "--cache-type-k"),
+    ("-ctv", "--cache-type-v"),
+    ("-ngl", "--n-gpu-layers"),
+    ("-sys", "--system"),
+    ("-np", "--parallel"),
+];
+
+/// Replaces short flags of several letters by their long forms; everything else stays.
+pub(crate) fn spell_out(args: impl IntoIterator<Item = OsString>) -> Vec<OsString> {
+    args.into_iter()
+        .map(|arg| {
+            let known = SHORT_WORDS
+                .iter()
+                .find(|(short, _)| arg.to_str() == Some(short));
+            known.map_or(arg, |(_, long)| OsString::from(long))
+        })
+        .collect()
+}
+
+/// Which model, on which device, with which memory.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct ModelArgs {
+    /// The model, a GGUF file; of a sharded model any shard
+    #[arg(short, long, value_name = "FILE")]
+    pub(crate) model: PathBuf,
+    /// Where to run: `wgpu`, `wgpu:1`, part of a name from `gemel devices`, or `reference`
+    #[arg(long, default_value = "wgpu", value_name = "DEVICE")]
+    pub(crate) device: String,
+    /// Context size in tokens [default: the model's, at most 4096]
+    #[arg(short, long = "ctx-size", value_name = "N")]
+    pub(crate) ctx_size: Option<usize>,
+    /// Tokens of a prompt handed over at a time; the micro-batch is what counts here
+    #[arg(short, long, default_value_t = 2048, value_name = "N")]
+    pub(crate) batch_size: usize,
+    /// Tokens the device processes at a time (-ub)
+    #[arg(long, default_value_t = 512, value_name = "N")]
+    pub(crate) ubatch_size: usize,
+    /// Type of cached keys (-ctk): f32 f16 bf16 q8_0 q5_1 q5_0 q4_1 q4_0
+    #[arg(long, default_value = "f16", value_parser = cache_type, value_name = "TYPE")]
+    pub(crate) cache_type_k: DType,
+    /// Type of cached values (-ctv): f32 f16 bf16 q8_0 q5_1 q5_0 q4_1 q4_0
+    #[arg(long, default_value = "f16", value_parser = cache_type, value_name = "TYPE")]
+    pub(crate) cache_type_v: DType,
+    /// Keep activations in f32 instead of 8 bits in products with quantised weights
+    #[arg(long)]
+    pub(crate) strict: bool,
+    /// Most device memory to use, in MiB
+    #[arg(long, value_name = "MIB")]
+    pub(crate) memory: Option<u64>,
+    /// Host threads, for the reference device
+    #[arg(short, long, value_name = "N")]
+    pub(crate) threads: Option<usize>,
+    /// Replace a metadata value, e.g. tokenizer.ggml.pre=str:smollm
+    #[arg(long, value_name = "KEY=TYPE:VALUE")]
+    pub(crate) override_kv: Vec<String>,
+    /// Accepted for compatibility: all layers always run on the device (-ngl)
+    #[arg(long, hide = true)]
+    pub(crate) n_gpu_layers: Option<i64>,
+    /// Say more about what is loaded and how it runs
+    #[arg(short, long)]
+    pub(crate) verbose: bool,
+}
+
+fn cache_type(name: &str) -> Result<DType, String> {
+    DType::from_name(name)
+        .filter(|dtype| CACHE_TYPES.contains(dtype))
+        .ok_or_else(|| {
+            let known = CACHE_TYPES
+                .iter()
+                .map(|dtype| dtype.name())
+                .collect::<Vec<_>>();
+            format!("known are {}", known.join(", "))
+        })
+}
+
+impl ModelArgs {
+    /// Opens the file and applies the overrides.
+    pub(crate) fn open_file(&self) -> Result<GgufFile> {
+        open_file(&self.model, &self.override_kv)
+    }
+
+    /// The engine's options.
+    pub(crate) fn load_options(&self) -> LoadOptions {
+        LoadOptions {
+            n_ctx: self.ctx_size,
+            n_seqs: 1,
+            n_ubatch: self.ubatch_size.min(self.batch_size),
+            k_type: self.cache_type_k,
+            v_type: self.cache_type_v,
+            precision: if self.strict {
+                Precision::Strict
+            } else {
+                Precision::Fast
+            },
+        }
+    }
+}
+
+/// Opens a model file and applies the overrides.
+pub(crate) fn open_file(path: &std::path::Path, overrides: &[String]) -> Result<GgufFile> {
+    let mut file = GgufFile::open(path)?;
+    for spec in overrides {
+        file.metadata_mut()
+            .apply_override(spec)
+            .context("--override-kv")?;
+    }
+    Ok(file)
+}
+
+/// How tokens are drawn.
+#[derive(Args, Clone, Debug)]
+#[command(next_help_heading = "Sampling")]
+pub(crate) struct SamplingArgs {
+    /// Seed of the draws; the same seed gives the same text [default: random, printed with -v]
+    #[arg(short, long, value_name = "N")]
+    pub(crate) seed: Option<u64>,
+    /// Temperature; 0 always takes the most likely token [default: the model's, else 0.8]
+    #[arg(long, value_name = "T")]
+    pub(crate) temp: Option<f32>,
+    /// Keep the K most likely tokens; 0 keeps all
+    #[arg(long, value_name = "K")]
+    pub(crate) top_k: Option<usize>,
+    /// Keep the most likely tokens that together reach this probability
+    #[arg(long, value_name = "P")]
+    pub(crate) top_p: Option<f32>,
+    /// Drop tokens below this share of the most likely one's probability
+    #[arg(long, value_name = "P")]
+    pub(crate) min_p: Option<f32>,
+    /// Locally typical sampling; 1 is off
+    #[arg(long = "typical", value_name = "P")]
+    pub(crate) typical_p: Option<f32>,
+    /// Penalty of tokens that occurred; 1 is off
+    #[arg(long, value_name = "X")]
+    pub(crate) repeat_penalty: Option<f32>,
+    /// Tokens that the penalties look back
+    #[arg(long, value_name = "N")]
+    pub(crate) repeat_last_n: Option<usize>,
+    /// Penalty of tokens that occurred at all
+    #[arg(long, value_name = "X")]
+    pub(crate) presence_penalty: Option<f32>,
+    /// Penalty by number of occurrences
+    #[arg(long, value_name = "X")]
+    pub(crate) frequency_penalty: Option<f32>,
+    /// Strength of the DRY penalty of repeated sequences; 0 is off
+    #[arg(long, value_name = "X")]
+    pub(crate) dry_multiplier: Option<f32>,
+    /// Chance that the most likely tokens are left out
+    #[arg(long, value_name = "P")]
+    pub(crate) xtc_probability: Option<f32>,
+    /// Order of the stages, e.g. `penalties;top_k;top_p;temperature`
+    #[arg(long, value_name = "LIST")]
+    pub(crate) samplers: Option<String>,
+}
+
+/// `Some` replaces a field.
+fn set<T: Copy>(field: &mut T, value: Option<T>) {
+    if let Some(value) = value {
+        *field = value;
+    }
+}
+
+impl SamplingArgs {
+    /// The model's defaults with the user's values on top.
+    pub(crate) fn params(&self, metadata: &Metadata) -> Result<SamplerParams> {
+        let number = |key: &str| match metadata.get(key)? {
+            Value::F32(v) => Some(f64::from(*v)),
+            Value::F64(v) => Some(*v),
+            _ => metadata.opt_u64(key).ok().flatten().map(|v| v as f64),
+        };
+        let text = |key: &str| metadata.opt_str(key).ok().flatten().map(str::to_owned);
+        let mut params = SamplerParams::from_metadata(number, text)?;
+        set(&mut params.temperature, self.temp);
+        set(&mut params.top_k, self.top_k);
+        set(&mut params.top_p, self.top_p);
+        set(&mut params.min_p, self.min_p);
+        set(&mut params.typical_p, self.typical_p);
+        set(&mut params.repeat_penalty, self.repeat_penalty);
+        set(&mut params.repeat_last_n, self.repeat_last_n);
+        set(&mut params.presence_penalty, self.presence_penalty);
+        set(&mut params.frequency_penalty, self.frequency_penalty);
+        set(&mut params.dry_multiplier, self.dry_multiplier);
+        set(&mut params.xtc_probability, self.xtc_probability);
+        if let Some(list) = &self.samplers {
+            params.stages = Stage::parse_list(list)?;
+        }
+        params.check()?;
+        Ok(params)
+    }
+
+    /// The seed, random if none was given.
+    pub(crate) fn seed(&self) -> u64 {
+        self.seed.unwrap_or_else(|| {
+            // The standard library's hasher keys are random; a sampler needs no more than that.
+            use std::hash::{BuildHasher as _, Hasher as _};
+            std::collections::hash_map::RandomState::new()
+                .build_hasher()
+                .finish()
+        })
+    }
+}
