@@ -167,10 +167,13 @@ const INSTALL: &str = "no graphics adapter was found: install the driver of the 
     (Debian and Ubuntu: libvulkan1 with mesa-vulkan-drivers, which also renders on the CPU, or NVIDIA's driver; \
     Fedora: vulkan-loader with mesa-vulkan-drivers; macOS and Windows bring their own)";
 
-/// The instance of the process: loading drivers is slow, and some do not survive being unloaded.
-fn instance(validation: bool) -> &'static wgpu::Instance {
-    static INSTANCES: [OnceLock<wgpu::Instance>; 2] = [OnceLock::new(), OnceLock::new()];
-    INSTANCES[usize::from(validation)].get_or_init(|| {
+/// The adapters of the process, found once: loading drivers is slow, some do not survive being unloaded, and two
+/// enumerations of GL would share one context without knowing of each other.
+///
+/// Only adapters with compute shaders. GL comes last, because it shows the GPUs of the other backends again.
+fn adapters(validation: bool) -> &'static [wgpu::Adapter] {
+    static ADAPTERS: [OnceLock<Vec<wgpu::Adapter>>; 2] = [OnceLock::new(), OnceLock::new()];
+    ADAPTERS[usize::from(validation)].get_or_init(|| {
         let mut descriptor = wgpu::InstanceDescriptor::new_without_display_handle();
         descriptor.backends = backends();
         // Without DEBUG the validation layer has nobody to report to.
@@ -179,7 +182,18 @@ fn instance(validation: bool) -> &'static wgpu::Instance {
         } else {
             wgpu::InstanceFlags::empty()
         };
-        wgpu::Instance::new(descriptor)
+        let instance = wgpu::Instance::new(descriptor);
+        let mut adapters = pollster::block_on(instance.enumerate_adapters(backends()));
+        adapters.retain(|adapter| {
+            let needed = wgpu::DownlevelFlags::COMPUTE_SHADERS;
+            adapter.get_downlevel_capabilities().flags.contains(needed)
+                && adapter.limits().max_storage_buffers_per_shader_stage >= 4
+        });
+        adapters.sort_by_key(|adapter| {
+            let key = Key::new(adapter);
+            (key.is_gl(), key.rank)
+        });
+        adapters
     })
 }
 
@@ -187,21 +201,6 @@ fn instance(validation: bool) -> &'static wgpu::Instance {
 fn backends() -> Backends {
     let native = Backends::VULKAN | Backends::METAL | Backends::DX12 | Backends::GL;
     Backends::from_env().unwrap_or(native) & native
-}
-
-/// Adapters with compute shaders. GL comes last, because it shows the GPUs of the other backends again.
-fn adapters(validation: bool) -> Vec<wgpu::Adapter> {
-    let mut adapters = pollster::block_on(instance(validation).enumerate_adapters(backends()));
-    adapters.retain(|adapter| {
-        let needed = wgpu::DownlevelFlags::COMPUTE_SHADERS;
-        adapter.get_downlevel_capabilities().flags.contains(needed)
-            && adapter.limits().max_storage_buffers_per_shader_stage >= 4
-    });
-    adapters.sort_by_key(|adapter| {
-        let key = Key::new(adapter);
-        (key.is_gl(), key.rank)
-    });
-    adapters
 }
 
 /// What the selection looks at.

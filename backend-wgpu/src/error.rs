@@ -45,7 +45,15 @@ pub(crate) struct Gpu {
     pub(crate) queue: wgpu::Queue,
     pub(crate) deadline: Duration,
     reports: Arc<Reports>,
+    is_gl: bool,
 }
+
+/// All GL devices of a process share one context. wgpu panics on whoever waits for it longer than a second, which
+/// compiling a kernel can take; here they wait for each other instead.
+static GL: Mutex<()> = Mutex::new(());
+
+/// The longest wait that may hold the context of GL.
+const GL_WAIT: Duration = Duration::from_millis(100);
 
 impl Gpu {
     pub(crate) fn new(
@@ -54,6 +62,7 @@ impl Gpu {
         queue: wgpu::Queue,
         deadline: Duration,
     ) -> Self {
+        let is_gl = device.adapter_info().backend == wgpu::Backend::Gl;
         let reports = Arc::new(Reports::default());
         let of_lost = reports.clone();
         device.set_device_lost_callback(move |reason, message| {
@@ -70,7 +79,12 @@ impl Gpu {
             queue,
             deadline,
             reports,
+            is_gl,
         }
+    }
+
+    fn exclusive(&self) -> Option<MutexGuard<'static, ()>> {
+        self.is_gl.then(|| lock(&GL))
     }
 
     pub(crate) fn usage(&self, what: impl Into<String>) -> DeviceError {
@@ -103,6 +117,7 @@ impl Gpu {
 
     /// Runs calls to wgpu and returns the first fault that they caused.
     pub(crate) fn scoped<T>(&self, calls: impl FnOnce() -> T) -> Result<T, Fault> {
+        let _exclusive = self.exclusive();
         let filters = [
             wgpu::ErrorFilter::OutOfMemory,
             wgpu::ErrorFilter::Internal,
@@ -146,13 +161,18 @@ impl Gpu {
         let started = Instant::now();
         loop {
             self.check()?;
-            let left = self.deadline.saturating_sub(started.elapsed());
+            let mut left = self.deadline.saturating_sub(started.elapsed());
+            if self.is_gl {
+                left = left.min(GL_WAIT);
+            }
             let poll = wgpu::PollType::Wait {
                 submission_index: Some(index.clone()),
                 timeout: Some(left),
             };
             // A device that is lost while wgpu waits for it makes wgpu panic instead of returning an error.
+            let exclusive = self.exclusive();
             let polled = catch_unwind(AssertUnwindSafe(|| self.device.poll(poll)));
+            drop(exclusive);
             match polled {
                 Ok(Ok(_)) => return self.check(),
                 // Some drivers wait at most a few seconds at a time.

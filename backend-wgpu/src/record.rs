@@ -105,7 +105,14 @@ pub(crate) fn record(device: &WgpuDevice, plan: &Plan) -> Result<Native, DeviceE
             )));
         }
         let bind_group = bind(
-            device, plan, step, launch, &pipeline, &params, offset, &fail,
+            device,
+            plan,
+            step,
+            launch,
+            &pipeline,
+            params.as_ref(),
+            offset,
+            &fail,
         )?;
         let switches = dispatches
             .last()
@@ -178,7 +185,7 @@ fn bind(
     step: &Step,
     launch: &Launch,
     pipeline: &Pipeline,
-    params: &Option<DeviceMemory>,
+    params: Option<&DeviceMemory>,
     params_offset: u64,
     fail: &dyn Fn(String) -> DeviceError,
 ) -> Result<wgpu::BindGroup, DeviceError> {

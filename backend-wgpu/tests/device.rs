@@ -680,6 +680,10 @@ fn launches_are_timed_and_waits_end() {
     let mut options = with_probe(SLOW);
     options.deadline = Duration::from_millis(1);
     let device = open(&options);
+    if device.adapter().backend == "gl" {
+        // GL computes inside the submission: there is nothing left to wait for.
+        return;
+    }
     let recording = record(&device, "slow", chain(&device, &slow(40_000_000), 1));
     let pending = start(&device, &recording, &[]);
     match device.finish(pending).unwrap_err() {
