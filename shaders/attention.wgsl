@@ -6,6 +6,7 @@
 // attention_merge: joins the parts of the splits in order; a thread owns 4 channels of a row.
 // A thread reads a whole key, so neighbours read rows apart: the caches of a GPU absorb that at head sizes up to 128.
 #import grid
+#import numeric
 
 @group(0) @binding(0) var<storage, read_write> q: array<f32>;
 @group(0) @binding(1) var<storage, read_write> k_data: array<u32>;
@@ -24,9 +25,6 @@
 const NONE = 0xffffffffu;
 const PAGE = 64u;
 const PAIRS = CHUNK / 2u;
-const LOWEST = -3.0e38;
-// exp of this is 0; smaller arguments are not portable.
-const VANISHED = -120.0;
 
 var<workgroup> queries: array<vec4<f32>, Q_LEN>; // channel -> 4 rows
 var<workgroup> weights: array<vec4<f32>, CHUNK>; // cell -> 4 rows
@@ -110,19 +108,17 @@ fn cell_row(seq: u32, kv_head: u32, j: u32) -> u32 {
     return (u32(page) * p.n_kv_heads + kv_head) * PAGE + j % PAGE;
 }
 
-// tanh to f32 accuracy: the built-in may be off by 1e-5.
-fn tanh4(x: vec4<f32>) -> vec4<f32> {
-    let a = min(abs(x), vec4<f32>(20.0));
-    let b = a * a;
-    let near = a * (1.0 - b * (1.0 / 3.0 - b * (2.0 / 15.0 - b * (17.0 / 315.0 - b * (62.0 / 2835.0)))));
-    let far = 1.0 - 2.0 / (exp(2.0 * a) + 1.0);
-    return sign(x) * select(far, near, a < vec4<f32>(0.25));
+// exp_neg of four values.
+fn exp4(x: vec4<f32>) -> vec4<f32> {
+    let least = vec4<f32>(-87.0);
+    return select(exp(max(x, least)), vec4<f32>(0.0), x < least);
 }
 
 fn logits(products: vec4<f32>) -> vec4<f32> {
     let s = products * p.scale;
     if (p.softcap > 0.0) {
-        return p.softcap * tanh4(s / p.softcap);
+        let t = s / p.softcap;
+        return p.softcap * vec4<f32>(tanh_safe(t.x), tanh_safe(t.y), tanh_safe(t.z), tanh_safe(t.w));
     }
     return s;
 }
@@ -188,7 +184,7 @@ fn attention(
     let n_groups = select(THREADS / p.v_quads, 1u, ONE_GROUP);
     let owns = quad < p.v_quads && group < n_groups;
 
-    var top = vec4<f32>(LOWEST);
+    var top = vec4<f32>(NEG_BIG);
     var total = vec4<f32>(0.0); // over the cells that this thread scored
     var sum_x = vec4<f32>(0.0);
     var sum_y = vec4<f32>(0.0);
@@ -211,24 +207,25 @@ fn attention(
         for (; chunk * CHUNK < end; chunk += p.n_splits) {
             let base = chunk * CHUNK;
 
-            // Scores of cells base + thread and base + thread + PAIRS.
+            // Scores of two neighbouring cells, so that a chunk that is not full leaves whole warps idle.
             var row_a = NONE;
             var row_b = NONE;
             var sees_a = vec4<bool>(false);
             var sees_b = vec4<bool>(false);
             if (thread < PAIRS) {
-                let a = vec4<i32>(i32(base + thread));
-                let b = a + vec4<i32>(i32(PAIRS));
+                let j = base + 2u * thread;
+                let a = vec4<i32>(i32(j));
+                let b = a + vec4<i32>(1);
                 sees_a = mine & (a <= last) & (a >= first);
                 sees_b = mine & (b <= last) & (b >= first);
-                if (any(sees_a)) {
-                    row_a = cell_row(u32(seq), kv_head, base + thread);
+                if (any(sees_a | sees_b)) {
+                    // Both lie in one page.
+                    let row = cell_row(u32(seq), kv_head, j);
+                    sees_a = sees_a & vec4<bool>(row != NONE);
+                    sees_b = sees_b & vec4<bool>(row != NONE);
+                    row_a = select(NONE, row, any(sees_a));
+                    row_b = select(NONE, row + 1u, any(sees_b));
                 }
-                if (any(sees_b)) {
-                    row_b = cell_row(u32(seq), kv_head, base + thread + PAIRS);
-                }
-                sees_a = sees_a & vec4<bool>(row_a != NONE);
-                sees_b = sees_b & vec4<bool>(row_b != NONE);
             }
             var products_a = vec4<f32>(0.0);
             var products_b = vec4<f32>(0.0);
@@ -247,22 +244,21 @@ fn attention(
                     products_b += key_b.x * q0 + key_b.y * q1 + key_b.z * q2 + key_b.w * q3;
                 }
             }
-            let score_a = select(vec4<f32>(LOWEST), logits(products_a), sees_a);
-            let score_b = select(vec4<f32>(LOWEST), logits(products_b), sees_b);
+            let score_a = select(vec4<f32>(NEG_BIG), logits(products_a), sees_a);
+            let score_b = select(vec4<f32>(NEG_BIG), logits(products_b), sees_b);
 
             // Softmax, relative to the highest score so far. The barriers of block_max4 also end the last turn.
             let new_top = max(top, block_max4(max(score_a, score_b), thread));
-            let vanished = vec4<f32>(VANISHED);
-            let fade = select(exp(max(top - new_top, vanished)), vec4<f32>(1.0), top == new_top);
-            let weight_a = select(vec4<f32>(0.0), exp(max(score_a - new_top, vanished)), sees_a);
-            let weight_b = select(vec4<f32>(0.0), exp(max(score_b - new_top, vanished)), sees_b);
+            let fade = select(exp4(top - new_top), vec4<f32>(1.0), top == new_top);
+            let weight_a = select(vec4<f32>(0.0), exp4(score_a - new_top), sees_a);
+            let weight_b = select(vec4<f32>(0.0), exp4(score_b - new_top), sees_b);
             top = new_top;
             total = total * fade + (weight_a + weight_b);
             if (thread < PAIRS) {
-                weights[thread] = weight_a;
-                weights[thread + PAIRS] = weight_b;
-                cells[thread] = row_a;
-                cells[thread + PAIRS] = row_b;
+                weights[2u * thread] = weight_a;
+                weights[2u * thread + 1u] = weight_b;
+                cells[2u * thread] = row_a;
+                cells[2u * thread + 1u] = row_b;
             }
             workgroupBarrier();
 
@@ -313,7 +309,7 @@ fn attention_merge(
     let quad = index % merge_p.v_quads;
     let begin = row * merge_p.n_splits * merge_p.record;
     let end = begin + merge_p.n_splits * merge_p.record;
-    var top = LOWEST;
+    var top = NEG_BIG;
     for (var at = begin; at < end; at += merge_p.record) {
         top = max(top, parts[at + merge_p.v_quads].x);
     }
@@ -323,7 +319,7 @@ fn attention_merge(
         let part = parts[at + merge_p.v_quads];
         // A part that saw nothing has a sum of 0.
         if (part.y > 0.0) {
-            let weight = exp(max(part.x - top, VANISHED));
+            let weight = exp_neg(part.x - top);
             total += weight * part.y;
             sums += weight * parts[at + quad];
         }
