@@ -1,6 +1,24 @@
 //! The case tables: one op a file, in the order of the catalogue.
 
+pub mod copy_cast;
+pub mod scatter_rows;
+pub mod add;
+pub mod mul;
+pub mod scale;
+pub mod softcap;
+pub mod glu;
+pub mod gather_rows;
 pub mod rms_norm;
+pub mod add_rms_norm;
+pub mod matmul;
+pub mod quantize_q8;
+pub mod matmul_q8;
+pub mod rope;
+pub mod kv_write;
+pub mod attention;
+pub mod softmax_stats;
+pub mod argmax;
+pub mod top_k_logits;
 
 use std::fmt;
 use std::sync::Arc;
@@ -264,7 +282,27 @@ pub fn thin(mut cases: Vec<Case>, reduced: u64, quick: u64) -> Vec<Case> {
 pub type Table = fn() -> Vec<Case>;
 
 /// The tables by op, in the order of the catalogue.
-pub const TABLES: &[(&str, Table)] = &[(ops::rms_norm::RmsNorm::NAME, rms_norm::cases)];
+pub const TABLES: &[(&str, Table)] = &[
+    (ops::copy_cast::CopyCast::NAME, copy_cast::cases),
+    (ops::scatter_rows::ScatterRows::NAME, scatter_rows::cases),
+    (ops::add::Add::NAME, add::cases),
+    (ops::mul::Mul::NAME, mul::cases),
+    (ops::scale::Scale::NAME, scale::cases),
+    (ops::softcap::Softcap::NAME, softcap::cases),
+    (ops::glu::Glu::NAME, glu::cases),
+    (ops::gather_rows::GatherRows::NAME, gather_rows::cases),
+    (ops::rms_norm::RmsNorm::NAME, rms_norm::cases),
+    (ops::add_rms_norm::AddRmsNorm::NAME, add_rms_norm::cases),
+    (ops::matmul::Matmul::NAME, matmul::cases),
+    (ops::quantize_q8::QuantizeQ8::NAME, quantize_q8::cases),
+    (ops::matmul_q8::MatmulQ8::NAME, matmul_q8::cases),
+    (ops::rope::Rope::NAME, rope::cases),
+    (ops::kv_write::KvWrite::NAME, kv_write::cases),
+    (ops::attention::Attention::NAME, attention::cases),
+    (ops::softmax_stats::SoftmaxStats::NAME, softmax_stats::cases),
+    (ops::argmax::Argmax::NAME, argmax::cases),
+    (ops::top_k_logits::TopKLogits::NAME, top_k_logits::cases),
+];
 
 /// The cases of one op; none for an unknown name.
 pub fn of(op: &str) -> Vec<Case> {

@@ -217,6 +217,8 @@ pub enum Fill {
     Pages(Class, Arc<[bool]>),
     /// Random bits.
     Bits,
+    /// Floats that follow from the shape, in row order: tables.
+    Table(fn(&TensorDesc) -> Vec<f32>),
 }
 
 impl fmt::Debug for Fill {
@@ -229,6 +231,7 @@ impl fmt::Debug for Fill {
             Self::Values(values) => write!(f, "{} given floats", values.len()),
             Self::Pages(class, _) => write!(f, "pages {class}"),
             Self::Bits => f.write_str("bits"),
+            Self::Table(_) => f.write_str("table"),
         }
     }
 }
@@ -309,6 +312,12 @@ pub fn storage(desc: &TensorDesc, fill: &Fill, rng: &mut Rng, poison: Poison) ->
                     .take(row_bytes)
                     .collect();
                 put(row, &data);
+            }
+        }
+        Fill::Table(make) => {
+            let values = make(desc);
+            for (row, values) in values.chunks(n).enumerate() {
+                put(row, &encode(dtype, values));
             }
         }
         Fill::Pages(..) => unreachable!("handled above"),

@@ -861,7 +861,12 @@ impl PoolLayout {
         notes: &mut [BTreeSet<String>],
     ) {
         for place in &self.places {
-            let range = place.at..place.at + place.n_bytes;
+            // The rest of a last word belongs to nobody.
+            let n_bytes = match place.operand {
+                Part::Output(i) => cases[place.case].outputs[i].n_bytes(),
+                Part::Input(..) | Part::Inout(_) | Part::Scratch(_) => place.n_bytes,
+            };
+            let range = place.at..place.at + n_bytes;
             let (a, b) = (&first[place.pool][range.clone()], &again[place.pool][range]);
             let differs = match place.operand {
                 Part::Output(_) => a != b,
