@@ -18,6 +18,6 @@ fn softcap(
     let part = block_part(block, grid);
     let x_at = a_row(part.row);
     for (var i = part.first + thread; i < part.end; i += THREADS) {
-        y[part.row * p.n + i] = p.cap * tanh_safe(x[x_at + i] / p.cap);
+        y[part.row * p.n + i] = p.cap * tanh_safe(x[x_at + i] * p.inv_cap);
     }
 }

@@ -13,14 +13,21 @@ fn sigmoid(x: f32) -> f32 {
     return select(1.0, e, x < 0.0) / (1.0 + e);
 }
 
-// tanh(x), also relatively exact near 0. The built-in one may be off by 1e-5.
+// tanh(x), relatively exact near 0 too. The built-in one may be off by 1e-5.
 fn tanh_safe(x: f32) -> f32 {
-    let e = exp_neg(-2.0 * min(abs(x), 50.0));
+    let a = abs(x);
+    let e = exp_neg(-2.0 * min(a, 50.0));
     let far = (1.0 - e) / (1.0 + e);
-    let s = min(x * x, 1.0);
-    // Taylor series: below 1e-8 relative for |x| < 0.25.
-    let near = abs(x) * (1.0 + s * (-1.0 / 3.0 + s * (2.0 / 15.0 + s * (-17.0 / 315.0 + s * (62.0 / 2835.0)))));
-    return select(1.0, -1.0, x < 0.0) * select(far, near, abs(x) < 0.25);
+    // tanh(a) / a is interpolated in a^2 at 6 Chebyshev points of a = 0 .. 0.6: 3e-9 relative. Further out an error
+    // of the exponential is damped.
+    let s = min(a * a, 1.0);
+    var q = -0.00584964391;
+    q = q * s + 0.02075134911;
+    q = q * s - 0.05376798351;
+    q = q * s + 0.1333167963;
+    q = q * s - 0.3333328283;
+    q = q * s + 0.9999999975;
+    return select(1.0, -1.0, x < 0.0) * select(far, a * q, a < 0.6);
 }
 
 // (1 + erf(z)) / 2, the share of the normal distribution below z * sqrt(2), without cancellation for z < 0.

@@ -14,6 +14,7 @@ pub fn softcap(op: &Softcap, args: &mut RefArgs<'_>) {
 #[cfg(test)]
 mod tests {
     use super::Softcap;
+    use crate::op::Op;
     use crate::reference::testing::{close, f32s, run};
     use crate::tensor::TensorDesc;
 
@@ -34,5 +35,14 @@ mod tests {
             ],
             1e-14,
         );
+    }
+
+    #[test]
+    fn a_cap_must_be_positive() {
+        let x = TensorDesc::f32([5]);
+        for cap in [0.0, -1.0, f32::NAN, f32::INFINITY] {
+            let error = Softcap { cap }.outputs(&[&x], &[]).unwrap_err();
+            assert!(error.to_string().contains("positive"), "{error}");
+        }
     }
 }
