@@ -1,16 +1,17 @@
-//! Kernels: compiled once for each text, and what they bind.
+//! Kernels: compiled once for each specialisation, and what they bind.
 #![allow(
     unsafe_code,
     reason = "the project's own shaders run without wgpu's bounds checks"
 )]
 
-use std::collections::HashMap;
+use std::borrow::Cow;
+use std::collections::{HashMap, HashSet};
 use std::fmt::Write as _;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use gemel_core::error::DeviceError;
-use gemel_core::op::{Const, Launch};
+use gemel_core::op::{Const, Launch, Spec};
 
 use crate::caps::Progress;
 use crate::error::{Fault, Gpu, lock};
@@ -47,19 +48,38 @@ pub(crate) struct Pipeline {
     pub(crate) bound: Vec<Bound>,
 }
 
-/// What makes two launches use the same kernel.
+/// What makes two launches use the same kernel: everything that their text is made of, given the library.
+///
+/// Cheaper than the text itself, which a plan of hundreds of launches would put together hundreds of times.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct Key {
     op: &'static str,
     entry: &'static str,
-    text: String,
+    spec: Spec,
+    /// Names and types of the parameter block.
+    params: Vec<(Cow<'static, str>, &'static str)>,
 }
 
-/// A launch's kernel before it is compiled.
+impl Key {
+    fn new(op: &'static str, launch: &Launch) -> Self {
+        Self {
+            op,
+            entry: launch.entry,
+            spec: launch.spec.clone(),
+            params: launch
+                .params
+                .fields()
+                .iter()
+                .map(|(name, value)| (name.clone(), value.type_name()))
+                .collect(),
+        }
+    }
+}
+
+/// A kernel that is not compiled yet, and a launch that needs it.
 #[derive(Debug)]
 struct Job<'a> {
     key: Key,
-    source: Source,
     launch: &'a Launch,
 }
 
@@ -90,26 +110,22 @@ impl Pipelines {
         gpu: &Gpu,
         launches: &[(&'static str, &Launch)],
     ) -> Result<Vec<Arc<Pipeline>>, DeviceError> {
-        let mut keys = Vec::with_capacity(launches.len());
+        let keys: Vec<Key> = launches
+            .iter()
+            .map(|&(op, launch)| Key::new(op, launch))
+            .collect();
         let mut jobs: Vec<Job<'_>> = Vec::new();
-        for &(op, launch) in launches {
-            let source = self
-                .library
-                .assemble(op, launch)
-                .map_err(|error| compile_error(op, launch, error.to_string()))?;
-            let key = Key {
-                op,
-                entry: launch.entry,
-                text: source.text.clone(),
-            };
-            if !lock(&self.compiled).contains_key(&key) && jobs.iter().all(|job| job.key != key) {
-                jobs.push(Job {
-                    key: key.clone(),
-                    source,
-                    launch,
-                });
+        {
+            let compiled = lock(&self.compiled);
+            let mut seen: HashSet<&Key> = HashSet::new();
+            for (key, &(_, launch)) in keys.iter().zip(launches) {
+                if !compiled.contains_key(key) && seen.insert(key) {
+                    jobs.push(Job {
+                        key: key.clone(),
+                        launch,
+                    });
+                }
             }
-            keys.push(key);
         }
         self.compile_all(gpu, &jobs)?;
         let compiled = lock(&self.compiled);
@@ -160,7 +176,11 @@ impl Pipelines {
     }
 
     fn compile(&self, gpu: &Gpu, job: &Job<'_>) -> Result<Pipeline, DeviceError> {
-        let (module, bound) = reflect(job.key.op, job.launch, &job.source)?;
+        let source = self
+            .library
+            .assemble(job.key.op, job.launch)
+            .map_err(|error| compile_error(job.key.op, job.launch, error.to_string()))?;
+        let (module, bound) = reflect(job.key.op, job.launch, &source)?;
         let compiled = gpu.scoped(|| {
             let layout = self.layout(gpu, &bound);
             let pipeline_layout =
@@ -172,7 +192,7 @@ impl Pipelines {
                     });
             let descriptor = wgpu::ShaderModuleDescriptor {
                 label: Some(job.key.entry),
-                source: wgpu::ShaderSource::Naga(std::borrow::Cow::Owned(module)),
+                source: wgpu::ShaderSource::Naga(Cow::Owned(module)),
             };
             let module = if self.checked {
                 gpu.device.create_shader_module(descriptor)

@@ -2,6 +2,12 @@
 //!
 //! A machine without an adapter fails these tests with what to install; `scripts/test.sh` installs a software one.
 
+#![allow(
+    clippy::unwrap_used,
+    clippy::float_cmp,
+    reason = "the helpers belong to tests, and small integers are exact"
+)]
+
 use std::fmt;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -122,9 +128,10 @@ fn check_close(found: &[f32], expected: &[f32]) {
 #[test]
 fn a_norm_equals_the_reference() {
     let reference = ReferenceDevice::new();
-    for checked in [false, true] {
+    for (checked, validation) in [(false, false), (true, true)] {
         let device = open(&WgpuOptions {
             checked,
+            validation,
             ..options()
         });
         for shape in [&[1, 1][..], &[3, 7], &[5, 33], &[2, 1757], &[2, 3, 65]] {
