@@ -18,6 +18,7 @@
 pub mod cases;
 pub mod compare;
 pub mod fill;
+pub mod golden;
 pub mod report;
 pub mod run;
 pub mod support;

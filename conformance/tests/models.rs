@@ -1,0 +1,393 @@
+//! Golden models on every device: logits and greedy tokens of an independent engine.
+//!
+//! `GEMEL_TEST_DEVICE` restricts the run to one device, `GEMEL_TEST_MODEL` to models whose name contains a text.
+#![allow(clippy::unwrap_used, reason = "a test may fail")]
+
+use std::cell::RefCell;
+use std::sync::Arc;
+
+use gemel_conformance::golden::{
+    Golden, Published, Setting, greedy, interleaved_logits, last_logits, max_difference, open_file,
+};
+use gemel_core::op::DeviceClass;
+use gemel_core::reference::ReferenceDevice;
+use gemel_core::{DType, Device};
+use gemel_engine::blocks::Precision;
+use gemel_engine::perplexity::{log_prob, perplexity};
+use gemel_wgpu::{LimitOverrides, WgpuDevice, WgpuOptions};
+
+fn devices() -> Vec<Arc<dyn Device>> {
+    let only = std::env::var("GEMEL_TEST_DEVICE").ok();
+    let wanted = |name: &str| only.as_deref().is_none_or(|only| only == name);
+    let mut devices: Vec<Arc<dyn Device>> = Vec::new();
+    if wanted("reference") {
+        devices.push(Arc::new(ReferenceDevice::new()));
+    }
+    if wanted("wgpu") {
+        devices.push(Arc::new(
+            WgpuDevice::open(&WgpuOptions::new("wgpu")).unwrap(),
+        ));
+    }
+    devices
+}
+
+/// Largest difference of logits that the description of the golden models allows.
+const TOLERANCE: f32 = 1e-3;
+
+/// Logits of a prompt in several micro-batches, of a long prompt, of two and four sequences in one step, and the
+/// greedy continuation.
+fn check(name: &str, device: &Arc<dyn Device>) {
+    if std::env::var("GEMEL_TEST_MODEL").is_ok_and(|only| !name.contains(&only)) {
+        return;
+    }
+    let golden = Golden::tiny(name).unwrap();
+    let blocks = |names: &[&'static str]| {
+        names
+            .iter()
+            .copied()
+            .find(|block| golden.has(block))
+            .unwrap()
+    };
+    let prompt_block = blocks(&["ref64_prompt_all", "dequant_prompt_last8", "prompt_all"]);
+    let long_block = blocks(&["ref64_long_last4", "dequant_long_last4", "long_last4"]);
+    let (prompt, long) = (
+        golden.tokens("prompt").unwrap(),
+        golden.tokens("long").unwrap(),
+    );
+    let problems = RefCell::new(Vec::new());
+    let compare = |what: &str, found: &[Vec<f32>], expected: &[Vec<f32>]| {
+        let worst = max_difference(found, expected);
+        // The tolerance is on this side of the comparison, so that a NaN is a problem.
+        if worst.is_nan() || worst > TOLERANCE {
+            problems
+                .borrow_mut()
+                .push(format!("{what}: differs by {worst}"));
+        }
+    };
+
+    let expected = golden.block(prompt_block).unwrap();
+    for n_ubatch in [512, 7, 1] {
+        let mut context = golden
+            .open(
+                device,
+                Setting {
+                    n_ubatch,
+                    ..Setting::default()
+                },
+            )
+            .unwrap();
+        let found = last_logits(&mut context, &prompt, expected.len()).unwrap();
+        compare(
+            &format!("prompt, micro-batch {n_ubatch}"),
+            &found,
+            &expected,
+        );
+    }
+    let mut context = golden
+        .open(
+            device,
+            Setting {
+                n_ubatch: 64,
+                ..Setting::default()
+            },
+        )
+        .unwrap();
+    let expected = golden.block(long_block).unwrap();
+    let found = last_logits(&mut context, &long, expected.len()).unwrap();
+    compare("long prompt", &found, &expected);
+
+    let (ids, margin) = golden.greedy().unwrap();
+    let found: Vec<u32> = greedy(&mut context, &prompt, ids.len())
+        .unwrap()
+        .iter()
+        .map(|g| g.id)
+        .collect();
+    if margin > f64::from(TOLERANCE) && found != ids {
+        problems
+            .borrow_mut()
+            .push(format!("greedy: {found:?} instead of {ids:?}"));
+    }
+
+    // Four sequences of different lengths in shared steps give what each gives alone.
+    let a = golden
+        .tokens("seq_a")
+        .unwrap_or_else(|_| prompt[..16].to_vec());
+    let b = golden
+        .tokens("seq_b")
+        .unwrap_or_else(|_| prompt[3..16].to_vec());
+    let sequences: [&[u32]; 4] = [&a, &b, &prompt, &long[..50]];
+    let alone: Vec<_> = sequences
+        .iter()
+        .map(|ids| last_logits(&mut context, ids, 4).unwrap())
+        .collect();
+    let mut context = golden
+        .open(
+            device,
+            Setting {
+                n_ubatch: 48,
+                n_seqs: 4,
+                ..Setting::default()
+            },
+        )
+        .unwrap();
+    let together = interleaved_logits(&mut context, &sequences, 4).unwrap();
+    for (index, (found, expected)) in together.iter().zip(&alone).enumerate() {
+        compare(&format!("sequence {index} of 4"), found, expected);
+    }
+    if golden.has("two_seq_last4") && !golden.has("ref64_prompt_all") {
+        let found: Vec<_> = interleaved_logits(&mut context, &[&a, &b], 4)
+            .unwrap()
+            .concat();
+        compare(
+            "two sequences",
+            &found,
+            &golden.block("two_seq_last4").unwrap(),
+        );
+    }
+    let problems = problems.into_inner();
+    assert!(
+        problems.is_empty(),
+        "{name} on {}: {problems:#?}",
+        device.name()
+    );
+}
+
+#[test]
+fn architectures() {
+    for device in devices() {
+        for name in [
+            "llama",
+            "qwen2",
+            "qwen2-fused-qkv",
+            "qwen3",
+            "qwen3-d128",
+            "gemma3",
+            "gemma3-scaled",
+        ] {
+            check(name, &device);
+        }
+    }
+}
+
+#[test]
+fn every_weight_type() {
+    let names = Golden::tiny_names().unwrap();
+    let typed: Vec<_> = names
+        .iter()
+        .filter(|name| name.starts_with("llama-"))
+        .collect();
+    assert!(
+        typed.len() >= 28,
+        "a model for every weight type: {typed:?}"
+    );
+    for device in devices() {
+        for name in &typed {
+            check(name, &device);
+        }
+    }
+}
+
+/// Whether everything is asked for: the default run is sized to fit a test run on two cores.
+fn full() -> bool {
+    std::env::var_os("GEMEL_TEST_FULL").is_some()
+}
+
+/// Log-probabilities after a prompt and the greedy continuation of a published model.
+///
+/// Where the greedy path leaves the golden one at a near-tie (below 0.01 in log-probability), that is printed and
+/// the comparison ends there.
+fn check_published(
+    model: &Published,
+    device: &Arc<dyn Device>,
+    prompts: &[&str],
+    n_greedy: usize,
+    n_ubatch: usize,
+) {
+    let mut context = open_file(
+        &model.file,
+        device,
+        Setting {
+            n_ubatch,
+            ..Setting::default()
+        },
+        2048,
+    )
+    .unwrap();
+    for prompt in model.prompts().unwrap() {
+        if !full() && !prompts.contains(&prompt.name.as_str()) {
+            continue;
+        }
+        let row = last_logits(&mut context, &prompt.ids, 1).unwrap().remove(0);
+        for &(id, expected) in &prompt.top20 {
+            let found = log_prob(&row, id as usize);
+            assert!(
+                (found - expected).abs() <= 0.005,
+                "{} on {}: log-probability of {id} is {found} instead of {expected}",
+                prompt.name,
+                device.name()
+            );
+        }
+        let n = if full() {
+            prompt.greedy.len()
+        } else {
+            n_greedy.min(prompt.greedy.len())
+        };
+        let found = greedy(&mut context, &prompt.ids, n).unwrap();
+        for (step, (found, (&id, &gap))) in found
+            .iter()
+            .zip(prompt.greedy.iter().zip(&prompt.gaps))
+            .enumerate()
+        {
+            if found.id != id {
+                assert!(
+                    gap < 0.01,
+                    "{} on {}: token {step} is {} instead of {id}, which leads by {gap}",
+                    prompt.name,
+                    device.name(),
+                    found.id
+                );
+                println!(
+                    "{}: near-tie of {gap} at token {step} taken the other way",
+                    prompt.name
+                );
+                break;
+            }
+        }
+    }
+}
+
+#[test]
+fn smollm2_tokens_and_log_probabilities() {
+    let model = Published::smollm2().unwrap();
+    for device in devices() {
+        let reference = device.name() == "reference";
+        let (prompts, n): (&[&str], _) = if reference {
+            (&["chat_capital", "capital"], 8)
+        } else {
+            (&["chat_capital", "code", "unicode"], 32)
+        };
+        check_published(&model, &device, prompts, n, 512);
+    }
+}
+
+#[test]
+fn gemma3_tokens_and_log_probabilities() {
+    let model = Published::gemma3().unwrap();
+    for device in devices() {
+        let reference = device.name() == "reference";
+        let (prompts, n): (&[&str], _) = if reference {
+            (&["capital"], 4)
+        } else {
+            (&["capital", "chinese", "turn"], 24)
+        };
+        check_published(&model, &device, prompts, n, 512);
+    }
+}
+
+#[test]
+fn perplexity_of_the_golden_text() {
+    for model in [Published::smollm2().unwrap(), Published::gemma3().unwrap()] {
+        let (ids, running) = model.perplexity().unwrap();
+        let chunks = if full() { running.len() } else { 1 };
+        let bos = (model
+            .file
+            .metadata()
+            .bool("tokenizer.ggml.add_bos_token")
+            .unwrap_or(false))
+        .then(|| ids[0]);
+        for device in devices() {
+            if device.name() == "reference" && !full() {
+                continue;
+            }
+            let mut context = open_file(
+                &model.file,
+                &device,
+                Setting {
+                    n_ubatch: 128,
+                    ..Setting::default()
+                },
+                512,
+            )
+            .unwrap();
+            let result =
+                perplexity(&mut context, &ids[..chunks * 512], 512, bos, &mut |_| true).unwrap();
+            let expected = running[chunks - 1];
+            assert!(
+                (result.perplexity / expected - 1.0).abs() <= 0.002,
+                "on {}: {} instead of {expected}",
+                device.name(),
+                result.perplexity
+            );
+        }
+    }
+}
+
+/// The path that GPUs take: 8-bit activations and an f16 cache. Log-probabilities move by up to half a unit, the
+/// chat answer stays.
+#[test]
+fn eight_bit_activations_keep_the_answer() {
+    let model = Published::smollm2().unwrap();
+    let mut options = WgpuOptions::new("wgpu");
+    options.class = Some(DeviceClass::Discrete);
+    let device: Arc<dyn Device> = Arc::new(WgpuDevice::open(&options).unwrap());
+    let setting = Setting {
+        precision: Precision::Fast,
+        kv_type: DType::F16,
+        ..Setting::default()
+    };
+    let mut context = open_file(&model.file, &device, setting, 2048).unwrap();
+    let prompts = model.prompts().unwrap();
+    let prompt = prompts
+        .iter()
+        .find(|prompt| prompt.name == "chat_capital")
+        .unwrap();
+    let row = last_logits(&mut context, &prompt.ids, 1).unwrap().remove(0);
+    for &(id, expected) in &prompt.top20[..5] {
+        let found = log_prob(&row, id as usize);
+        assert!(
+            (found - expected).abs() <= 0.5,
+            "log-probability of {id}: {found} instead of {expected}"
+        );
+    }
+    let found: Vec<u32> = greedy(&mut context, &prompt.ids, prompt.greedy.len())
+        .unwrap()
+        .iter()
+        .map(|g| g.id)
+        .collect();
+    assert_eq!(found, prompt.greedy, "the same answer");
+}
+
+/// A device with tiny limits runs the same model to the same tokens: weights in windows, activations in segments,
+/// folded grids, no f16, no subgroups.
+#[test]
+fn a_lying_device_gives_the_same_tokens() {
+    let model = Published::smollm2().unwrap();
+    let mut options = WgpuOptions::new("wgpu");
+    options.limits = Some(LimitOverrides {
+        max_binding_bytes: Some(1 << 20),
+        max_buffer_bytes: Some(4 << 20),
+        max_blocks_per_axis: Some(65_535),
+        max_threads_per_block: Some(256),
+        no_f16: true,
+        no_subgroups: true,
+        memory_bytes: None,
+    });
+    let device: Arc<dyn Device> = Arc::new(WgpuDevice::open(&options).unwrap());
+    let setting = Setting {
+        n_ubatch: 64,
+        ..Setting::default()
+    };
+    // 512 tokens keep the cache of a layer within one binding.
+    let mut context = open_file(&model.file, &device, setting, 512).unwrap();
+    let prompts = model.prompts().unwrap();
+    let prompt = prompts
+        .iter()
+        .find(|prompt| prompt.name == "chat_capital")
+        .unwrap();
+    let found: Vec<u32> = greedy(&mut context, &prompt.ids, 8)
+        .unwrap()
+        .iter()
+        .map(|g| g.id)
+        .collect();
+    assert_eq!(found, prompt.greedy[..8], "the same tokens");
+}
