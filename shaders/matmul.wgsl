@@ -1,11 +1,14 @@
 // matmul: y[t, o] = scale * sum_i w[o, i] * x[t, i] + bias[o], weights decoded exactly, products and sums in f32.
-// A thread owns four rows of w (half a tile) and every KSPLIT-th run of 16 columns, for TOKENS tokens; QUADS * KSPLIT
-// threads are a block. The order of a sum depends on KSPLIT alone, so a row's bits do not depend on the other rows.
-// `matmul_tile` is for many tokens on a GPU (`lib/product.wgsl`).
+// A thread owns four rows of w (half a tile) and every KSPLIT-th step of STEP quads of columns, for TOKENS tokens;
+// QUADS * KSPLIT threads are a block. The order of a sum depends on KSPLIT and STEP alone, so a row's bits do not
+// depend on the other rows. `matmul_tile` is for many tokens on a GPU (`lib/product.wgsl`).
 //
-// lavapipe, Mesa 25.0.7, two cores, 2048 x 2048, GFLOP/s for 1 and 4 tokens: q4_1 8.4, 15; q8_0 8.4, 15; q4_k 6.3, 13;
-// q6_k 5.8, 12; q3_k 7.9, 14; iq4_xs 6.3, 12; iq2_xs 5.0, 11; iq3_s 3.9, 9.7; f16 6.3, 12; f32 5.0, 10. Vectors over
-// rows make one load of four rows, and x is one address for all threads of a block; per-row threads reached 3.5.
+// The piece under prefix `v` brings a quad of activations to all threads: by a load, or where eight threads are a warp
+// and a block, by a shuffle from the thread that loaded it (`spread_shuffle`).
+//
+// lavapipe, Mesa 25.0.7, two cores, 2048 x 2048, GFLOP/s of CPU time for TOKENS 1, 4 and 16: q4_1 9.7, 26, 37; q8_0 10, 27,
+// 37; q4_k 8.4, 21, 34; q6_k 7.1, 20; f16 8.0, 21, 35; f32 6.2, 19. Loads in place of shuffles: q8_0 8.4, 15; one row
+// a thread: 3.5 at best.
 #import grid
 #import rows
 #import product
@@ -20,6 +23,14 @@
 // Where the activations of token `t` start.
 fn x_start(t: u32) -> u32 {
     return row_offset(t, p.x_n1, p.x_s0, p.x_s1, p.x_off);
+}
+
+// Adds the sum of a step: of codes, or of values where there is a minimum.
+fn add_part(part: vec4<f32>, scale: Scale, sum: vec4<f32>) -> vec4<f32> {
+    if (w_SCALED && !w_MIN) {
+        return fma(scale.a, part, sum);
+    }
+    return sum + part;
 }
 
 @compute @workgroup_size(THREADS)
@@ -46,30 +57,39 @@ fn matmul(
     for (var t = 0u; t < TOKENS; t++) {
         x_row[t] = x_start(min(first + t, p.n_tokens - 1u));
     }
-    for (var run = thread / QUADS; run < p.n_runs; run += KSPLIT) {
-        let tile = base + (run / w_RUNS) * w_TILE;
-        let in_tile = run % w_RUNS;
-        let scale = w_scale(tile, h, in_tile);
+    for (var step = thread / QUADS; 4u * STEP * step < p.n; step += KSPLIT) {
+        let column = 4u * STEP * step;
+        let tile = base + (STEP * step / (4u * w_RUNS)) * w_TILE;
+        let in_tile = (STEP * step) % (4u * w_RUNS);
+        var scale = w_scale(tile, h, in_tile >> 2u);
         var part: array<vec4<f32>, TOKENS>;
-        for (var q = 0u; q < 4u; q++) {
-            let i = 16u * run + 4u * q;
-            if (i >= p.n) {
+        var own: array<vec4<f32>, TOKENS>;
+        for (var t = 0u; t < TOKENS; t++) {
+            own[t] = v_own(x_row[t], column, thread);
+        }
+        for (var q = 0u; q < STEP; q++) {
+            let i = column + 4u * q;
+            // Only rows of plain types end inside a step.
+            if (!w_SCALED && i >= p.n) {
                 break;
             }
-            var m = x_mask(w_quad(tile, h, 4u * in_tile + q), p.n - i);
+            if (w_SPLIT && q == 4u) {
+                for (var t = 0u; t < TOKENS; t++) {
+                    sum[t] = add_part(part[t], scale, sum[t]);
+                    part[t] = vec4<f32>();
+                }
+                scale = w_scale(tile, h, (in_tile >> 2u) + 1u);
+            }
+            var m = x_mask(w_quad(tile, h, in_tile + q), p.n - i);
             if (w_MIN) {
                 m = product_decode(m, scale);
             }
             for (var t = 0u; t < TOKENS; t++) {
-                part[t] = product_add(m, x_quad(x_row[t], i, p.n), part[t]);
+                part[t] = product_add(m, v_quad(own[t], x_row[t], i, q), part[t]);
             }
         }
         for (var t = 0u; t < TOKENS; t++) {
-            if (w_SCALED && !w_MIN) {
-                sum[t] = fma(scale.a, part[t], sum[t]);
-            } else {
-                sum[t] += part[t];
-            }
+            sum[t] = add_part(part[t], scale, sum[t]);
         }
     }
     for (var t = 0u; t < TOKENS; t++) {

@@ -67,7 +67,7 @@ fn matmul_q8(
     for (var t = 0u; t < TOKENS; t++) {
         x_row[t] = x_start(min(first + t, p.n_tokens - 1u));
     }
-    for (var run = thread / QUADS; run < p.n_runs; run += KSPLIT) {
+    for (var run = thread / QUADS; 32u * run < p.n; run += KSPLIT) {
         let tile = base + (2u * run / w_RUNS) * w_TILE;
         let in_tile = (2u * run) % w_RUNS;
         var scale = w_scale(tile, h, in_tile);

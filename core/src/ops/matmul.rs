@@ -72,7 +72,16 @@ impl Op for Matmul {
         let (x, w, bias) = operands(operand_descs.inputs)?;
         let x_params = Params::new().rows(Self::NAME, "x", x)?;
         let geometry = Geometry::new(x.rows(), caps);
-        let spec = geometry.spec().import("x", quads_piece(x));
+        let (step, spread) = if geometry.shuffles {
+            (8, "spread_shuffle")
+        } else {
+            (4, "spread_load")
+        };
+        let spec = geometry
+            .spec()
+            .with("STEP", step)
+            .import("x", quads_piece(x))
+            .import("v", spread);
         let product = Product {
             op: Self::NAME,
             entry: if geometry.tiled {
@@ -86,7 +95,6 @@ impl Op for Matmul {
             bias: bias.map(|bias| (bias, 2)),
             inputs: &[0],
             table: Some(codebook_binding(w.dtype)),
-            run_columns: 16,
         };
         product.launches(&geometry, spec, &x_params, caps)
     }
@@ -207,6 +215,8 @@ pub(crate) struct Geometry {
     pub(crate) ksplit: usize,
     /// Whether blocks share decoded weights.
     pub(crate) tiled: bool,
+    /// Whether a block is one warp of eight threads, which can shuffle.
+    pub(crate) shuffles: bool,
 }
 
 impl Geometry {
@@ -219,10 +229,16 @@ impl Geometry {
         match caps.class {
             // Eight threads are one vector of the CPU; few loads and no barriers.
             DeviceClass::Reference | DeviceClass::Software => Self {
-                tokens: if n_tokens > 1 { 4 } else { 1 },
+                // Each number is a compilation of seconds; 16 is for prompts.
+                tokens: match n_tokens {
+                    0 | 1 => 1,
+                    2..32 => 4,
+                    _ => 16,
+                },
                 quads: 8,
                 ksplit: 1,
                 tiled: false,
+                shuffles: caps.warp == Some(8),
             },
             DeviceClass::Integrated | DeviceClass::Discrete => {
                 if n_tokens > FEW_TOKENS && can_tile {
@@ -231,6 +247,7 @@ impl Geometry {
                         quads: Self::TILE / 4,
                         ksplit: 16,
                         tiled: true,
+                        shuffles: false,
                     };
                 }
                 Self {
@@ -238,6 +255,7 @@ impl Geometry {
                     quads: 4,
                     ksplit: 32,
                     tiled: false,
+                    shuffles: false,
                 }
             }
         }
@@ -274,8 +292,6 @@ pub(crate) struct Product<'a> {
     pub(crate) inputs: &'a [usize],
     /// The codebook, for entries that take any type.
     pub(crate) table: Option<Binding>,
-    /// Columns that a thread takes at a time.
-    pub(crate) run_columns: usize,
 }
 
 impl Product<'_> {
@@ -307,7 +323,6 @@ impl Product<'_> {
                 .u32("row0", row0)
                 .u32("d_out", d_out)
                 .u32("n", n)
-                .u32("n_runs", n.div_ceil(self.run_columns))
                 .u32("w_group", group_stride(w))
                 .u32("n_row_blocks", n_row_blocks)
                 .u32("has_bias", usize::from(self.bias.is_some()))

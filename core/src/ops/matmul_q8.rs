@@ -124,7 +124,6 @@ impl Op for MatmulQ8 {
             bias: bias.map(|bias| (bias, 3)),
             inputs: &[0, 1],
             table: None,
-            run_columns: 32,
         };
         let params = Params::new()
             .u32("q_off", q.offset / 4)
