@@ -30,31 +30,26 @@ var<workgroup> queries: array<vec4<f32>, Q_LEN>; // channel -> 4 rows
 var<workgroup> weights: array<vec4<f32>, CHUNK>; // cell -> 4 rows
 var<workgroup> cells: array<u32, CHUNK>; // cell -> its row in the caches, or NONE
 var<workgroup> shared4: array<vec4<f32>, THREADS>;
+var<workgroup> tops: array<vec4<f32>, 8>;
 
+// The maximum over the block, in two steps: few barriers, which are dear in software, and few serial reads.
+// The caller has a barrier between two calls.
 fn block_max4(value: vec4<f32>, thread: u32) -> vec4<f32> {
-    workgroupBarrier();
     shared4[thread] = value;
-    for (var n = THREADS / 2u; n > 0u; n /= 2u) {
-        workgroupBarrier();
-        if (thread < n) {
-            shared4[thread] = max(shared4[thread], shared4[thread + n]);
+    workgroupBarrier();
+    if (thread < 8u) {
+        var top = shared4[thread];
+        for (var i = thread + 8u; i < THREADS; i += 8u) {
+            top = max(top, shared4[i]);
         }
+        tops[thread] = top;
     }
     workgroupBarrier();
-    return shared4[0];
-}
-
-fn block_sum4(value: vec4<f32>, thread: u32) -> vec4<f32> {
-    workgroupBarrier();
-    shared4[thread] = value;
-    for (var n = THREADS / 2u; n > 0u; n /= 2u) {
-        workgroupBarrier();
-        if (thread < n) {
-            shared4[thread] += shared4[thread + n];
-        }
+    var top = tops[0];
+    for (var i = 1u; i < 8u; i += 1u) {
+        top = max(top, tops[i]);
     }
-    workgroupBarrier();
-    return shared4[0];
+    return top;
 }
 
 // Sum over the groups of threads that share a quad of channels, in order.
@@ -185,7 +180,7 @@ fn attention(
     let owns = quad < p.v_quads && group < n_groups;
 
     var top = vec4<f32>(NEG_BIG);
-    var total = vec4<f32>(0.0); // over the cells that this thread scored
+    var total = vec4<f32>(0.0);
     var sum_x = vec4<f32>(0.0);
     var sum_y = vec4<f32>(0.0);
     var sum_z = vec4<f32>(0.0);
@@ -247,13 +242,12 @@ fn attention(
             let score_a = select(vec4<f32>(NEG_BIG), logits(products_a), sees_a);
             let score_b = select(vec4<f32>(NEG_BIG), logits(products_b), sees_b);
 
-            // Softmax, relative to the highest score so far. The barriers of block_max4 also end the last turn.
+            // Softmax, relative to the highest score so far. The barriers of block_max4 also end the turn before.
             let new_top = max(top, block_max4(max(score_a, score_b), thread));
             let fade = select(exp4(top - new_top), vec4<f32>(1.0), top == new_top);
             let weight_a = select(vec4<f32>(0.0), exp4(score_a - new_top), sees_a);
             let weight_b = select(vec4<f32>(0.0), exp4(score_b - new_top), sees_b);
             top = new_top;
-            total = total * fade + (weight_a + weight_b);
             if (thread < PAIRS) {
                 weights[2u * thread] = weight_a;
                 weights[2u * thread + 1u] = weight_b;
@@ -263,6 +257,7 @@ fn attention(
             workgroupBarrier();
 
             // Values. A cell that a row does not see must not reach it, even as 0 * NaN.
+            total *= fade;
             sum_x *= fade.x;
             sum_y *= fade.y;
             sum_z *= fade.z;
@@ -272,6 +267,7 @@ fn attention(
                 let row = cells[c];
                 if (row != NONE) {
                     let w = weights[c];
+                    total += w;
                     let value = v_quad(row * p.v_words, quad);
                     sum_x = select(sum_x, sum_x + w.x * value, w.x != 0.0);
                     sum_y = select(sum_y, sum_y + w.y * value, w.y != 0.0);
@@ -282,16 +278,25 @@ fn attention(
         }
     }
 
-    total = block_sum4(total, thread);
-    sum_x = group_sum4(sum_x, thread, quad, n_groups);
-    sum_y = group_sum4(sum_y, thread, quad, n_groups);
-    sum_z = group_sum4(sum_z, thread, quad, n_groups);
-    sum_w = group_sum4(sum_w, thread, quad, n_groups);
-    if (owns && group == 0u) {
-        store(tokens.x, heads.x, split, quad, sum_x, top.x, total.x);
-        store(tokens.y, heads.y, split, quad, sum_y, top.y, total.y);
-        store(tokens.z, heads.z, split, quad, sum_z, top.z, total.z);
-        store(tokens.w, heads.w, split, quad, sum_w, top.w, total.w);
+    // The total first, then the rows.
+    for (var r = 0u; r < 5u; r += 1u) {
+        var own = total;
+        if (r == 1u) {
+            own = sum_x;
+        } else if (r == 2u) {
+            own = sum_y;
+        } else if (r == 3u) {
+            own = sum_z;
+        } else if (r == 4u) {
+            own = sum_w;
+        }
+        let sum = group_sum4(own, thread, quad, n_groups);
+        if (r == 0u) {
+            total = sum;
+        } else if (owns && group == 0u) {
+            let i = r - 1u;
+            store(tokens[i], heads[i], split, quad, sum, top[i], total[i]);
+        }
     }
 }
 
