@@ -166,13 +166,12 @@ pub(crate) fn closing_line(generated: &Generated, device: &dyn Device) {
     }
     let memory = device.memory();
     eprintln!(
-        "prefill {} tokens, {:.1} tok/s | decode {} tokens, {:.1} tok/s | {} MiB on {} ({})",
+        "prefill {} tokens, {:.1} tok/s | decode {} tokens, {:.1} tok/s | {} MiB on {}",
         generated.n_prompt,
         rate(generated.n_prompt, generated.prefill),
         generated.n_decoded,
         rate(generated.n_decoded, generated.decode),
         memory.used >> 20,
-        device.name(),
         device.description()
     );
 }

@@ -204,6 +204,7 @@ impl Context {
                     graph.output(ids);
                 }
                 Head::TopK(k) => {
+                    let k = k.min(self.model.info().n_vocab);
                     let parts = graph.apply_multi("top_k", TopKLogits { k }, &[logits], &[])?;
                     let stats = graph.apply("softmax_stats", SoftmaxStats, &[logits])?;
                     graph.output(parts[0]);
