@@ -1,4 +1,4 @@
-//! The ops around the cache against their references: rope, kv_write, attention, scatter_rows.
+//! The ops around the cache against their references: `rope`, `kv_write`, `attention`, `scatter_rows`.
 //!
 //! Every test runs the launches of the device's own class and those of a discrete GPU, whose geometry differs.
 
@@ -76,8 +76,8 @@ fn run<O: Op + Clone + 'static>(
     inouts: &[Operand],
 ) -> (Vec<Vec<f32>>, Vec<Vec<u8>>) {
     let tensor = |(desc, bytes): &Operand| {
-        let buffer = device.alloc(bytes.len() as u64, "operand").unwrap();
-        device.write(&buffer, 0, bytes).unwrap();
+        let buffer = device.alloc(bytes.len() as u64, "operand").expect("memory");
+        device.write(&buffer, 0, bytes).expect("in range");
         Tensor {
             desc: desc.clone(),
             buffers: vec![buffer],
@@ -104,8 +104,9 @@ fn run<O: Op + Clone + 'static>(
     let recording = device
         .record(&Arc::new(plan))
         .unwrap_or_else(|error| panic!("{error}"));
-    let pending = submit(device, &recording, &[], recording.plan.readback.as_ref()).unwrap();
-    let bytes = device.finish(pending).unwrap();
+    let readback = recording.plan.readback.as_ref();
+    let pending = submit(device, &recording, &[], readback).expect("a live device");
+    let bytes = device.finish(pending).expect("a live device");
     let outputs = recording
         .plan
         .outputs
@@ -113,7 +114,7 @@ fn run<O: Op + Clone + 'static>(
         .map(|output| {
             bytes[output.offset..output.offset + output.desc.n_bytes()]
                 .chunks_exact(4)
-                .map(|w| f32::from_le_bytes(w.try_into().unwrap()))
+                .map(|w| f32::from_le_bytes([w[0], w[1], w[2], w[3]]))
                 .collect()
         })
         .collect();
@@ -122,7 +123,9 @@ fn run<O: Op + Clone + 'static>(
         .zip(inouts)
         .map(|(tensor, (_, bytes))| {
             let mut out = vec![0; bytes.len()];
-            device.read(&tensor.buffers[0], 0, &mut out).unwrap();
+            device
+                .read(&tensor.buffers[0], 0, &mut out)
+                .expect("in range");
             out
         })
         .collect();
@@ -159,7 +162,9 @@ fn descs(operands: &[Operand]) -> Vec<&TensorDesc> {
 #[track_caller]
 fn check<O: Op + Clone + 'static>(device: &dyn Device, op: &O, inputs: &[Operand]) -> Vec<f32> {
     let input_descs = descs(inputs);
-    let output_descs = op.outputs(&input_descs, &[]).unwrap();
+    let output_descs = op
+        .outputs(&input_descs, &[])
+        .unwrap_or_else(|error| panic!("{error}"));
     let tolerance = op.tolerance(Operands {
         inputs: &input_descs,
         inouts: &[],
@@ -171,8 +176,8 @@ fn check<O: Op + Clone + 'static>(device: &dyn Device, op: &O, inputs: &[Operand
     let n = output_descs[0].last();
     for row in 0..output_descs[0].rows() {
         let (mut error, mut square) = (0.0, 0.0);
-        for i in row * n..(row + 1) * n {
-            let (z, y) = (f64::from(found[i]), expected.values[i]);
+        for (i, &z) in found.iter().enumerate().skip(row * n).take(n) {
+            let (z, y) = (f64::from(z), expected.values[i]);
             if y.is_nan() {
                 continue;
             }
@@ -332,7 +337,7 @@ fn cache_writes_equal_the_reference() {
 fn decode(cache: &TensorDesc, words: &[u8]) -> Vec<f32> {
     let cell = CacheRow::new(cache.dtype, cache.last());
     let n = cell.padded_elems();
-    let mut blocks = vec![0; cache.dtype.row_bytes(n).unwrap()];
+    let mut blocks = vec![0; cache.dtype.row_bytes(n).expect("whole blocks")];
     cell.unpack(words, &mut blocks);
     let mut row = vec![0.0; n];
     format::decode_row(cache.dtype, &blocks, &mut row);
@@ -411,7 +416,7 @@ impl Case {
         let n_pages = self.seqs.len() * max_pages + 3;
         let page_of = |index: usize| (index * 7 + 2) % n_pages;
         assert!(
-            n_pages % 7 != 0,
+            !n_pages.is_multiple_of(7),
             "7 must not divide {n_pages}, or pages repeat"
         );
         let mut page_table = vec![i32::MAX; self.seqs.len() * max_pages];
@@ -462,7 +467,7 @@ impl Case {
         let q = fused
             .narrow(1, self.dk, self.n_heads * self.dk)
             .and_then(|q| q.reshape([n_tokens, self.n_heads, self.dk]))
-            .unwrap();
+            .expect("the view exists");
         vec![
             (q, q_bytes),
             k,
