@@ -1,24 +1,24 @@
 //! The case tables: one op a file, in the order of the catalogue.
 
-pub mod copy_cast;
-pub mod scatter_rows;
-pub mod add;
-pub mod mul;
-pub mod scale;
-pub mod softcap;
-pub mod glu;
-pub mod gather_rows;
-pub mod rms_norm;
-pub mod add_rms_norm;
-pub mod matmul;
-pub mod quantize_q8;
-pub mod matmul_q8;
-pub mod rope;
-pub mod kv_write;
-pub mod attention;
-pub mod softmax_stats;
-pub mod argmax;
-pub mod top_k_logits;
+mod add;
+mod add_rms_norm;
+mod argmax;
+mod attention;
+mod copy_cast;
+mod gather_rows;
+mod glu;
+mod kv_write;
+mod matmul;
+mod matmul_q8;
+mod mul;
+mod quantize_q8;
+mod rms_norm;
+mod rope;
+mod scale;
+mod scatter_rows;
+mod softcap;
+mod softmax_stats;
+mod top_k_logits;
 
 use std::fmt;
 use std::sync::Arc;
@@ -118,9 +118,15 @@ impl Case {
     ///
     /// # Errors
     /// What the op's shape rule refuses.
-    pub fn outputs(&self, class: DeviceClass) -> Result<Vec<TensorDesc>, gemel_core::error::OpError> {
+    pub fn outputs(
+        &self,
+        class: DeviceClass,
+    ) -> Result<Vec<TensorDesc>, gemel_core::error::OpError> {
         let descs = |operands: &[Operand]| {
-            operands.iter().map(|operand| operand.device_desc(class)).collect::<Vec<_>>()
+            operands
+                .iter()
+                .map(|operand| operand.device_desc(class))
+                .collect::<Vec<_>>()
         };
         let (inputs, inouts) = (descs(&self.inputs), descs(&self.inouts));
         self.op.outputs(
@@ -133,9 +139,15 @@ impl Case {
     ///
     /// # Errors
     /// What the op refuses.
-    pub fn launches(&self, caps: &Caps) -> Result<gemel_core::op::Launches, gemel_core::error::OpError> {
+    pub fn launches(
+        &self,
+        caps: &Caps,
+    ) -> Result<gemel_core::op::Launches, gemel_core::error::OpError> {
         let descs = |operands: &[Operand]| {
-            operands.iter().map(|operand| operand.device_desc(caps.class)).collect::<Vec<_>>()
+            operands
+                .iter()
+                .map(|operand| operand.device_desc(caps.class))
+                .collect::<Vec<_>>()
         };
         let (inputs, inouts) = (descs(&self.inputs), descs(&self.inouts));
         let outputs = self.outputs(caps.class)?;
@@ -327,7 +339,10 @@ mod tests {
     fn ids_are_unique_and_begin_with_the_op() {
         let mut seen = BTreeSet::new();
         for case in all() {
-            assert!(case.id.starts_with(&format!("{}[", case.op.name())), "{case:?}");
+            assert!(
+                case.id.starts_with(&format!("{}[", case.op.name())),
+                "{case:?}"
+            );
             assert!(seen.insert(case.id.clone()), "{case:?} twice");
         }
     }

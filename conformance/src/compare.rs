@@ -6,6 +6,11 @@
 //! - encoded cells of a cache: as good an encoding as the reference's, scales within one unit of f16.
 //!
 //! Every comparison is written so that NaN fails it.
+#![allow(
+    clippy::neg_cmp_op_on_partial_ord,
+    clippy::float_cmp,
+    reason = "`!(error <= bound)` is true for NaN, and exact outputs are compared exactly"
+)]
 
 use gemel_core::format::{self, cache_row::CacheRow, scales};
 use gemel_core::op::Tolerance;
@@ -110,7 +115,11 @@ pub fn judge(expected: &Expected, got: &[f64], tolerance: Tolerance) -> Result<F
     if got.len() != expected.values.len() {
         return Err(Mismatch {
             figures,
-            message: format!("{} elements instead of {}", got.len(), expected.values.len()),
+            message: format!(
+                "{} elements instead of {}",
+                got.len(),
+                expected.values.len()
+            ),
         });
     }
     let n = desc.last().max(1);
@@ -163,7 +172,11 @@ pub fn judge(expected: &Expected, got: &[f64], tolerance: Tolerance) -> Result<F
         for (row, z) in got.chunks(n).enumerate() {
             let range = row * n..row * n + z.len();
             let (mut error, mut reference) = (0.0, 0.0);
-            for ((&z, &y), &s) in z.iter().zip(&expected.values[range.clone()]).zip(&expected.norms[range]) {
+            for ((&z, &y), &s) in z
+                .iter()
+                .zip(&expected.values[range.clone()])
+                .zip(&expected.norms[range])
+            {
                 if y.is_finite() && z.is_finite() && stored(desc.dtype, y).is_finite() {
                     error += (z - y) * (z - y);
                     reference += (y * y).max(s * s);
@@ -171,10 +184,17 @@ pub fn judge(expected: &Expected, got: &[f64], tolerance: Tolerance) -> Result<F
             }
             // What the absolute part of the bound allows does not count against the row.
             let slack = n as f64 * tolerance.alpha * tolerance.alpha;
-            let nmse = if error <= slack { 0.0 } else { error / reference };
+            let nmse = if error <= slack {
+                0.0
+            } else {
+                error / reference
+            };
             figures.nmse = figures.nmse.max(nmse);
             if !(nmse <= tolerance.nmse) {
-                note(row * n, format!("row error {nmse:.3e}, bound {:.3e}", tolerance.nmse));
+                note(
+                    row * n,
+                    format!("row error {nmse:.3e}, bound {:.3e}", tolerance.nmse),
+                );
             }
         }
     }
@@ -290,7 +310,9 @@ fn judge_cell(
     let mut used = 0.0_f64;
     if !dtype.is_block() {
         // f16 and bf16: WGSL leaves the rounding of stores to the implementation, by one unit.
-        let bits = |at: usize, blocks: &[u8]| i32::from(u16::from_le_bytes([blocks[2 * at], blocks[2 * at + 1]]));
+        let bits = |at: usize, blocks: &[u8]| {
+            i32::from(u16::from_le_bytes([blocks[2 * at], blocks[2 * at + 1]]))
+        };
         for (i, &value) in exact.iter().enumerate() {
             let same = if dtype == DType::F32 {
                 have[i].to_bits() == want[i].to_bits()
@@ -298,7 +320,10 @@ fn judge_cell(
                 bits(i, &want_blocks).abs_diff(bits(i, &got_blocks)) <= 1
             };
             if !same {
-                return Err(format!("element {i} of {value} is {}, expected {}", have[i], want[i]));
+                return Err(format!(
+                    "element {i} of {value} is {}, expected {}",
+                    have[i], want[i]
+                ));
             }
             used = used.max(1.0);
         }
@@ -323,7 +348,9 @@ fn judge_cell(
             return Err(format!("block {b}: a scale is {ulps} units of f16 off"));
         }
         used = used.max(f64::from(ulps) / 2.0);
-        let step = half::f16::from_le_bytes([want_block[0], want_block[1]]).to_f32().abs();
+        let step = half::f16::from_le_bytes([want_block[0], want_block[1]])
+            .to_f32()
+            .abs();
         for i in b * elems..((b + 1) * elems).min(exact.len()) {
             let (x, w, g) = (exact[i], want[i], have[i]);
             // One unit of the scale moves each decoded value by at most 2^-10 of its distance from zero.
@@ -334,7 +361,9 @@ fn judge_cell(
                 return Err(format!("element {i} of {x} is {g}, expected {w}"));
             }
             if !((g - w).abs() <= 1.01 * step + moved) {
-                return Err(format!("element {i} of {x} is {g}, more than a code from {w}"));
+                return Err(format!(
+                    "element {i} of {x} is {g}, more than a code from {w}"
+                ));
             }
         }
     }
@@ -363,13 +392,22 @@ mod tests {
     #[test]
     fn a_planted_nan_fails() {
         let y = expected(&[1.0, 2.0, 3.0], 3);
-        assert!(judge(&y, &[1.0, f64::NAN, 3.0], TOLERANCE).is_err(), "by tolerance");
-        assert!(judge(&y, &[1.0, f64::NAN, 3.0], Tolerance::EXACT).is_err(), "exactly");
+        assert!(
+            judge(&y, &[1.0, f64::NAN, 3.0], TOLERANCE).is_err(),
+            "by tolerance"
+        );
+        assert!(
+            judge(&y, &[1.0, f64::NAN, 3.0], Tolerance::EXACT).is_err(),
+            "exactly"
+        );
         let nan = Tolerance {
             tau: f64::NAN,
             ..TOLERANCE
         };
-        assert!(judge(&y, &[1.0, 2.0, 3.5], nan).is_err(), "a bound that is NaN");
+        assert!(
+            judge(&y, &[1.0, 2.0, 3.5], nan).is_err(),
+            "a bound that is NaN"
+        );
         let unwritten = expected(&[1.0, f64::NAN, 3.0], 3);
         assert!(
             judge(&unwritten, &[1.0, f64::NAN, 3.0], TOLERANCE).is_err(),
@@ -381,12 +419,21 @@ mod tests {
     fn infinities_must_agree_in_sign() {
         let y = expected(&[f64::INFINITY, 2.0], 2);
         assert!(judge(&y, &[f64::INFINITY, 2.0], TOLERANCE).is_ok(), "same");
-        assert!(judge(&y, &[f64::NEG_INFINITY, 2.0], TOLERANCE).is_err(), "other sign");
+        assert!(
+            judge(&y, &[f64::NEG_INFINITY, 2.0], TOLERANCE).is_err(),
+            "other sign"
+        );
         assert!(judge(&y, &[f64::MAX, 2.0], TOLERANCE).is_err(), "finite");
         let finite = expected(&[1.0, 2.0], 2);
-        assert!(judge(&finite, &[1.0, f64::INFINITY], TOLERANCE).is_err(), "infinite");
+        assert!(
+            judge(&finite, &[1.0, f64::INFINITY], TOLERANCE).is_err(),
+            "infinite"
+        );
         // Matching infinities elsewhere do not excuse a wrong element.
-        assert!(judge(&y, &[f64::INFINITY, 2.1], TOLERANCE).is_err(), "other element");
+        assert!(
+            judge(&y, &[f64::INFINITY, 2.1], TOLERANCE).is_err(),
+            "other element"
+        );
     }
 
     #[test]
@@ -405,15 +452,25 @@ mod tests {
         let mut z = vec![1.0; 2 * n];
         z[n..].fill(1.0 + 5e-4);
         let mismatch = judge(&y, &z, TOLERANCE).unwrap_err();
-        assert!(mismatch.message.contains("[1, 0] row error"), "{}", mismatch.message);
+        assert!(
+            mismatch.message.contains("[1, 0] row error"),
+            "{}",
+            mismatch.message
+        );
     }
 
     #[test]
     fn exact_outputs_differ_by_nothing() {
         let y = expected(&[1.0, -0.0], 2);
-        assert!(judge(&y, &[1.0, 0.0], Tolerance::EXACT).is_ok(), "zeros are equal");
+        assert!(
+            judge(&y, &[1.0, 0.0], Tolerance::EXACT).is_ok(),
+            "zeros are equal"
+        );
         let next = f64::from(f32::from_bits(1.0_f32.to_bits() + 1));
-        assert!(judge(&y, &[next, 0.0], Tolerance::EXACT).is_err(), "one unit");
+        assert!(
+            judge(&y, &[next, 0.0], Tolerance::EXACT).is_err(),
+            "one unit"
+        );
     }
 
     fn cell_of(dtype: DType, values: &[f32]) -> Vec<u8> {
@@ -427,7 +484,13 @@ mod tests {
 
     #[test]
     fn cells_may_differ_at_ties_only() {
-        for dtype in [DType::Q8_0, DType::Q4_0, DType::Q5_1, DType::Q4_1, DType::Q5_0] {
+        for dtype in [
+            DType::Q8_0,
+            DType::Q4_0,
+            DType::Q5_1,
+            DType::Q4_1,
+            DType::Q5_0,
+        ] {
             let x: Vec<f32> = (0..32).map(|i| (i as f32 * 0.77).sin()).collect();
             let desc = TensorDesc::pages(dtype, 1, 1, 32);
             let one = cell_of(dtype, &x);
@@ -450,10 +513,17 @@ mod tests {
                 got[byte] ^= 1;
                 n_refused += usize::from(judge_state(state, &got).is_err());
             }
-            assert!(n_refused >= n - 8, "{dtype}: {n_refused} of {} flips refused", n - 4);
+            assert!(
+                n_refused >= n - 8,
+                "{dtype}: {n_refused} of {} flips refused",
+                n - 4
+            );
             let mut got = after.clone();
             got[n] = 1;
-            assert!(judge_state(state, &got).is_err(), "{dtype}: a cell that was not written");
+            assert!(
+                judge_state(state, &got).is_err(),
+                "{dtype}: a cell that was not written"
+            );
         }
     }
 }

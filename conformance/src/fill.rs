@@ -17,7 +17,7 @@ pub struct Rng {
     counter: u64,
 }
 
-/// Mixes the bits of a word (the finaliser of SplitMix64).
+/// Mixes the bits of a word (the finaliser of `SplitMix64`).
 pub fn mix(mut z: u64) -> u64 {
     z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
@@ -44,7 +44,9 @@ impl Rng {
     /// The next 64 bits.
     pub fn next_u64(&mut self) -> u64 {
         self.counter += 1;
-        mix(self.key.wrapping_add(self.counter.wrapping_mul(0x9e37_79b9_7f4a_7c15)))
+        mix(self
+            .key
+            .wrapping_add(self.counter.wrapping_mul(0x9e37_79b9_7f4a_7c15)))
     }
 
     /// Uniform in `0 .. n`.
@@ -105,7 +107,15 @@ pub enum Class {
 
 impl Class {
     /// Classes that any op takes.
-    pub const COMMON: [Self; 7] = [Self::U, Self::N, Self::H, Self::S, Self::Z, Self::C, Self::X];
+    pub const COMMON: [Self; 7] = [
+        Self::U,
+        Self::N,
+        Self::H,
+        Self::S,
+        Self::Z,
+        Self::C,
+        Self::X,
+    ];
 
     /// Element `i` of row `row` with `n` elements.
     fn value(self, rng: &mut Rng, outlier: usize, row: usize, i: usize, last: f64) -> f64 {
@@ -326,15 +336,18 @@ pub fn storage(desc: &TensorDesc, fill: &Fill, rng: &mut Rng, poison: Poison) ->
 }
 
 fn encode(dtype: DType, values: &[f32]) -> Vec<u8> {
-    match dtype {
-        DType::I32 => values.iter().flat_map(|&v| (v as i32).to_le_bytes()).collect(),
-        _ => {
-            let n_bytes = dtype.row_bytes(values.len()).expect("tables have whole blocks");
-            let mut out = vec![0; n_bytes];
-            format::encode_row(dtype, values, &mut out);
-            out
-        }
+    if dtype == DType::I32 {
+        return values
+            .iter()
+            .flat_map(|&v| (v as i32).to_le_bytes())
+            .collect();
     }
+    let n_bytes = dtype
+        .row_bytes(values.len())
+        .expect("tables have whole blocks");
+    let mut out = vec![0; n_bytes];
+    format::encode_row(dtype, values, &mut out);
+    out
 }
 
 /// Random valid blocks whose values have a magnitude near [`WEIGHT_SCALE`]: codes are random bits, scales are drawn.
@@ -350,10 +363,14 @@ fn random_blocks(dtype: DType, row_bytes: usize, rng: &mut Rng) -> Vec<u8> {
             block[..4].iter_mut().for_each(|scale| *scale &= 0x3f);
         }
         for field in scales::scale_fields(dtype) {
-            let scale = WEIGHT_SCALE * (0.25 + rng.unit() as f32) * if rng.below(2) == 0 { 1.0 } else { -1.0 };
+            let scale = WEIGHT_SCALE
+                * (0.25 + rng.unit() as f32)
+                * if rng.below(2) == 0 { 1.0 } else { -1.0 };
             let bits = half::f16::from_f32(scale).to_bits();
             match *field {
-                scales::ScaleField::F16(at) => block[at..at + 2].copy_from_slice(&bits.to_le_bytes()),
+                scales::ScaleField::F16(at) => {
+                    block[at..at + 2].copy_from_slice(&bits.to_le_bytes());
+                }
                 // 2^-8 .. 2^0.
                 scales::ScaleField::E8M0(at) => block[at] = 119 + rng.below(9) as u8,
                 scales::ScaleField::F16TopNibbles(at) => {
@@ -393,7 +410,10 @@ fn pages(desc: &TensorDesc, class: Class, live: &[bool], rng: &mut Rng, poison: 
                     })
                     .collect();
                 values.resize(cell.padded_elems(), 0.0);
-                cell.pack(&encode(dtype, &values), &mut bytes[row * n_bytes..(row + 1) * n_bytes]);
+                cell.pack(
+                    &encode(dtype, &values),
+                    &mut bytes[row * n_bytes..(row + 1) * n_bytes],
+                );
             }
         }
     }
@@ -409,7 +429,12 @@ mod tests {
     fn the_same_id_gives_the_same_bytes() {
         let desc = TensorDesc::f32([3, 5]);
         let make = |id: &str, seed| {
-            storage(&desc, &Fill::Floats(Class::H), &mut Rng::new(id, seed, 0), Poison::Nan)
+            storage(
+                &desc,
+                &Fill::Floats(Class::H),
+                &mut Rng::new(id, seed, 0),
+                Poison::Nan,
+            )
         };
         assert_eq!(make("a", 0), make("a", 0), "same");
         assert_ne!(make("a", 0), make("b", 0), "another id");
@@ -419,14 +444,24 @@ mod tests {
     #[test]
     fn storage_between_rows_is_poison() {
         let desc = TensorDesc::f32([2, 8]).narrow(1, 2, 3).unwrap();
-        let bytes = storage(&desc, &Fill::Floats(Class::U), &mut Rng::new("x", 0, 0), Poison::Nan);
+        let bytes = storage(
+            &desc,
+            &Fill::Floats(Class::U),
+            &mut Rng::new("x", 0, 0),
+            Poison::Nan,
+        );
         let words: Vec<u32> = bytes
             .chunks_exact(4)
             .map(|w| u32::from_le_bytes(w.try_into().unwrap()))
             .collect();
-        let poisoned: Vec<usize> =
-            (0..words.len()).filter(|&i| words[i] == 0x7fc0_dead).collect();
-        assert_eq!(poisoned, [0, 1, 5, 6, 7, 8, 9], "all but the two rows of three");
+        let poisoned: Vec<usize> = (0..words.len())
+            .filter(|&i| words[i] == 0x7fc0_dead)
+            .collect();
+        assert_eq!(
+            poisoned,
+            [0, 1, 5, 6, 7, 8, 9],
+            "all but the two rows of three"
+        );
     }
 
     #[test]
@@ -449,6 +484,9 @@ mod tests {
         let draws: Vec<f64> = (0..20_000).map(|_| rng.normal()).collect();
         let mean = draws.iter().sum::<f64>() / 20_000.0;
         let var = draws.iter().map(|v| v * v).sum::<f64>() / 20_000.0;
-        assert!(mean.abs() < 0.03 && (var - 1.0).abs() < 0.05, "{mean} {var}");
+        assert!(
+            mean.abs() < 0.03 && (var - 1.0).abs() < 0.05,
+            "{mean} {var}"
+        );
     }
 }

@@ -15,10 +15,12 @@
 //! ```
 #![forbid(unsafe_code)]
 
+pub mod bench;
 pub mod cases;
 pub mod compare;
 pub mod fill;
 pub mod golden;
+pub mod peak;
 pub mod report;
 pub mod run;
 pub mod support;

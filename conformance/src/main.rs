@@ -3,17 +3,17 @@
 #![allow(clippy::print_stdout, reason = "a command-line program")]
 
 use std::fs;
-use std::io::Write as _;
+use std::io::{BufRead as _, BufReader, Write as _};
 use std::path::PathBuf;
-use std::process::ExitCode;
+use std::process::{self, ExitCode};
 use std::time::Instant;
 
 use anyhow::{Context as _, Result, bail};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use gemel_conformance::cases::{self, Case, Tag};
-use gemel_conformance::report::{self, Format, Header, Outcome};
-use gemel_conformance::run::{Options, Runner, kernel_name, least_caps};
-use gemel_conformance::support;
+use gemel_conformance::report::{self, Format, Header, Outcome, Status};
+use gemel_conformance::run::{Event, Options, Runner, kernel_name, least_caps};
+use gemel_conformance::{bench, peak, support};
 use gemel_core::op::DeviceClass;
 
 /// Holds every op on every backend against the f64 reference.
@@ -97,6 +97,15 @@ struct Test {
     thorough: bool,
     #[command(flatten)]
     to: To,
+    /// Used by the program itself: run in this process and write events as lines.
+    #[arg(long, hide = true)]
+    worker: bool,
+    /// Used by the program itself: leave out this many cases.
+    #[arg(long, hide = true, default_value_t = 0)]
+    skip: usize,
+    /// Used by the program itself: do not batch this many cases.
+    #[arg(long, hide = true, default_value_t = 0)]
+    alone: usize,
 }
 
 #[derive(Debug, Args)]
@@ -194,13 +203,15 @@ impl Selection {
             if let Some(case) = selected.iter().find(|case| case.id == *wanted) {
                 return Ok(vec![case.clone()]);
             }
-            let regex = fancy_regex::Regex::new(wanted)
-                .with_context(|| format!("no case has the id `{wanted}`, and as a regular expression it is wrong"))?;
+            let regex = fancy_regex::Regex::new(wanted).with_context(|| {
+                format!("no case has the id `{wanted}`, and as a regular expression it is wrong")
+            })?;
             selected.retain(|case| regex.is_match(&case.id).unwrap_or(false));
         }
         if let Some(dtype) = &self.dtype {
             selected.retain(|case| {
-                case.operands().any(|operand| operand.desc.dtype.name() == dtype)
+                case.operands()
+                    .any(|operand| operand.desc.dtype.name() == dtype)
                     || case.variant.split(' ').any(|word| word == dtype)
             });
         }
@@ -259,24 +270,16 @@ fn list(selection: &Selection) -> Result<bool> {
 
 fn test(args: &Test) -> Result<bool> {
     let cases = args.selection.cases()?;
-    let options = Options {
-        thorough: args.thorough,
-        ..args.on.options()
-    };
-    let mut runner = Runner::with(options).context("opening the device")?;
-    let header = header(&runner, &args.on);
-    // Failures of kernels arrive as outcomes; the default hook would print them twice.
-    std::panic::set_hook(Box::new(|_| {}));
+    if args.worker {
+        return worker(args, &cases[args.skip.min(cases.len())..]);
+    }
+    // Opened here too: a device that does not exist is an error of the command, not of a case.
+    let header = header(
+        &Runner::with(options(args)).context("opening the device")?,
+        &args.on,
+    );
     let start = Instant::now();
-    let mut outcomes: Vec<Outcome> = Vec::with_capacity(cases.len());
-    let mut current = String::new();
-    runner.test_each(&cases, |outcome| {
-        if outcome.op != current {
-            current.clone_from(&outcome.op);
-            eprintln!("{:7.1} s  {current}", start.elapsed().as_secs_f64());
-        }
-        outcomes.push(outcome);
-    });
+    let outcomes = supervise(&cases, start)?;
     let text = report::write(args.to.format.into(), &header, &outcomes);
     match &args.to.output {
         Some(path) => {
@@ -285,9 +288,109 @@ fn test(args: &Test) -> Result<bool> {
         }
         None => print!("{text}"),
     }
-    slowest_compiles(&runner);
     eprintln!("{:.1} s in all", start.elapsed().as_secs_f64());
     Ok(outcomes.iter().all(Outcome::is_good))
+}
+
+fn options(args: &Test) -> Options {
+    Options {
+        thorough: args.thorough,
+        ..args.on.options()
+    }
+}
+
+/// What a worker writes, one a line.
+#[derive(Debug, serde::Serialize, serde::Deserialize)]
+enum Line {
+    Started(usize),
+    Done(Box<Outcome>),
+    End,
+}
+
+/// Runs cases in this process, writing events as lines.
+fn worker(args: &Test, cases: &[Case]) -> Result<bool> {
+    let mut runner = Runner::with(options(args)).context("opening the device")?;
+    // Panics arrive as outcomes; the default hook would print them as well.
+    std::panic::set_hook(Box::new(|_| {}));
+    let write = |line: &Line| {
+        if let Ok(text) = serde_json::to_string(line) {
+            println!("{text}");
+        }
+    };
+    runner.test_each(cases, args.alone, &mut |event| {
+        write(&match event {
+            Event::Started(n) => Line::Started(n),
+            Event::Done(outcome) => Line::Done(outcome),
+        });
+    });
+    write(&Line::End);
+    slowest_compiles(&runner);
+    Ok(true)
+}
+
+/// Runs cases in a process of their own. When that dies, the cases in flight are run one by one in a new one, and the
+/// one that kills it again is recorded as a crash.
+fn supervise(cases: &[Case], start: Instant) -> Result<Vec<Outcome>> {
+    let program = std::env::current_exe().context("finding this program")?;
+    let arguments: Vec<_> = std::env::args_os().skip(1).collect();
+    let mut outcomes: Vec<Outcome> = Vec::with_capacity(cases.len());
+    let mut alone = 0;
+    let mut current = String::new();
+    loop {
+        let mut child = process::Command::new(&program)
+            .args(&arguments)
+            .arg("--worker")
+            .arg(format!("--skip={}", outcomes.len()))
+            .arg(format!("--alone={alone}"))
+            .stdout(process::Stdio::piped())
+            .spawn()
+            .context("starting a worker")?;
+        let lines = child.stdout.take().context("reading from the worker")?;
+        let mut in_flight = 0;
+        let mut ended = false;
+        for line in BufReader::new(lines).lines() {
+            let line = line.context("reading from the worker")?;
+            // Drivers may print lines of their own.
+            match serde_json::from_str(&line) {
+                Ok(Line::Started(n)) => in_flight = n,
+                Ok(Line::Done(outcome)) => {
+                    if outcome.op != current {
+                        current.clone_from(&outcome.op);
+                        eprintln!("{:7.1} s  {current}", start.elapsed().as_secs_f64());
+                    }
+                    in_flight = in_flight.saturating_sub(1);
+                    outcomes.push(*outcome);
+                }
+                Ok(Line::End) => ended = true,
+                Err(_) => {}
+            }
+        }
+        let status = child.wait().context("waiting for the worker")?;
+        if ended {
+            return Ok(outcomes);
+        }
+        if in_flight == 0 {
+            bail!("the worker ended before it ran a case: {status}");
+        }
+        alone = in_flight;
+        if in_flight == 1 {
+            let case = &cases[outcomes.len()];
+            eprintln!(
+                "{:7.1} s  {} killed the process",
+                start.elapsed().as_secs_f64(),
+                case.id
+            );
+            outcomes.push(Outcome {
+                status: Status::Crash,
+                message: format!("killed the process: {status}"),
+                ..Outcome::new(case, "")
+            });
+            alone = 0;
+            if outcomes.len() == cases.len() {
+                return Ok(outcomes);
+            }
+        }
+    }
 }
 
 fn header(runner: &Runner, on: &On) -> Header {
@@ -306,22 +409,76 @@ fn slowest_compiles(runner: &Runner) {
         return;
     }
     compiled.sort_by_key(|compiled| std::cmp::Reverse(compiled.time));
-    let total: f64 = compiled.iter().map(|compiled| compiled.time.as_secs_f64()).sum();
-    eprintln!("\n{} first compilations in {total:.1} s, the slowest:", compiled.len());
+    let total: f64 = compiled
+        .iter()
+        .map(|compiled| compiled.time.as_secs_f64())
+        .sum();
+    eprintln!(
+        "\n{} first compilations in {total:.1} s, the slowest:",
+        compiled.len()
+    );
     for compiled in compiled.iter().take(10) {
-        eprintln!("{:9.1} ms  {}", compiled.time.as_secs_f64() * 1e3, compiled.kernel);
+        eprintln!(
+            "{:9.1} ms  {}",
+            compiled.time.as_secs_f64() * 1e3,
+            compiled.kernel
+        );
     }
 }
 
 fn bench(args: &Bench) -> Result<bool> {
-    let _ = args;
-    bail!("not yet")
+    let selection = &args.selection;
+    let mut cases = selection.cases().unwrap_or_default();
+    if selection.tag.is_none() && selection.case.is_none() {
+        cases = cases::all();
+        cases.retain(|case| {
+            case.has(Tag::Bench)
+                && (selection.op.is_empty() || selection.op.iter().any(|op| op == case.op.name()))
+        });
+    }
+    let runner = Runner::with(Options {
+        sources: peak::sources(),
+        ..args.on.options()
+    })
+    .context("opening the device")?;
+    println!("{}", runner.device().description());
+    let peak = peak::measure(&runner).context("measuring the device's limits")?;
+    println!(
+        "limits: {:.1} GB/s read, {:.1} GFLOP/s of f32 multiply-adds\n",
+        peak.bytes_per_s / 1e9,
+        peak.flops_per_s / 1e9
+    );
+    println!(
+        "{:<64} {:>11} {:>11} {:>8} {:>8} {:>7}",
+        "case", "device us", "wall us", "GB/s", "GFLOP/s", "of peak"
+    );
+    for case in cases {
+        let recorded = runner.record(&case).with_context(|| case.id.clone())?;
+        let timing = bench::time(&**runner.device(), &recorded.recording, bench::BUDGET)
+            .with_context(|| case.id.clone())?;
+        let seconds = timing.best_s();
+        let cost = recorded.cost;
+        let roofline =
+            (cost.bytes as f64 / peak.bytes_per_s).max(cost.flops as f64 / peak.flops_per_s);
+        println!(
+            "{:<64} {:>11.1} {:>11.1} {:>8.2} {:>8.2} {:>6.1}%",
+            case.id,
+            timing.device_s.unwrap_or(f64::NAN) * 1e6,
+            timing.wall_s * 1e6,
+            cost.bytes as f64 / seconds / 1e9,
+            cost.flops as f64 / seconds / 1e9,
+            100.0 * roofline / seconds
+        );
+    }
+    Ok(true)
 }
 
 fn write_support(output: Option<PathBuf>) -> Result<bool> {
     let table = support::table();
     match output {
-        Some(path) => fs::write(&path, table).with_context(|| format!("writing {}", path.display()))?,
+        Some(path) => {
+            fs::write(&path, table).with_context(|| format!("writing {}", path.display()))?;
+        }
         None => std::io::stdout().write_all(table.as_bytes())?,
     }
     Ok(true)

@@ -39,10 +39,13 @@ pub struct Outcome {
     /// What was wrong; empty if nothing was.
     pub message: String,
     /// Largest share of the bound that an element used. `null` in JSON: beyond any bound.
+    #[serde(deserialize_with = "null_is_infinite")]
     pub headroom: f64,
     /// Largest absolute error.
+    #[serde(deserialize_with = "null_is_infinite")]
     pub max_abs: f64,
     /// Largest normalised mean squared error of a row.
+    #[serde(deserialize_with = "null_is_infinite")]
     pub nmse: f64,
     /// Bytes that must move.
     pub bytes: u64,
@@ -50,6 +53,11 @@ pub struct Outcome {
     pub flops: u64,
     /// Time on the host, an equal share of the batch's.
     pub wall_us: u64,
+}
+
+/// JSON has no infinity.
+fn null_is_infinite<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<f64, D::Error> {
+    Ok(Option::<f64>::deserialize(deserializer)?.unwrap_or(f64::INFINITY))
 }
 
 impl Outcome {
@@ -148,13 +156,23 @@ pub fn replay(header: &Header, id: &str) -> String {
         0 => String::new(),
         seed => format!(" --seed {seed}"),
     };
-    format!("gemel-conformance test --device '{}'{seed} --case '{id}'", header.device)
+    format!(
+        "gemel-conformance test --device '{}'{seed} --case '{id}'",
+        header.device
+    )
 }
 
 fn table(header: &Header, outcomes: &[Outcome]) -> String {
-    let mut out = format!("{}: {} ({})\n\n", header.device, header.description, header.class);
+    let mut out = format!(
+        "{}: {} ({})\n\n",
+        header.device, header.description, header.class
+    );
     // Writing to a string cannot fail.
-    let _ = writeln!(out, "{:<16} {:>7} {:>7} {:>9} {:>9} {:>8}", "op", "cases", "passed", "headroom", "nmse", "time");
+    let _ = writeln!(
+        out,
+        "{:<16} {:>7} {:>7} {:>9} {:>9} {:>8}",
+        "op", "cases", "passed", "headroom", "nmse", "time"
+    );
     for (op, row) in rows(outcomes) {
         let _ = writeln!(
             out,
@@ -166,7 +184,10 @@ fn table(header: &Header, outcomes: &[Outcome]) -> String {
             row.wall_us as f64 / 1e6
         );
     }
-    let bad: Vec<&Outcome> = outcomes.iter().filter(|outcome| !outcome.is_good()).collect();
+    let bad: Vec<&Outcome> = outcomes
+        .iter()
+        .filter(|outcome| !outcome.is_good())
+        .collect();
     for outcome in &bad {
         let _ = writeln!(
             out,
@@ -177,13 +198,20 @@ fn table(header: &Header, outcomes: &[Outcome]) -> String {
             replay(header, &outcome.id)
         );
     }
-    let _ = writeln!(out, "\n{} of {} passed", outcomes.len() - bad.len(), outcomes.len());
+    let _ = writeln!(
+        out,
+        "\n{} of {} passed",
+        outcomes.len() - bad.len(),
+        outcomes.len()
+    );
     out
 }
 
 fn json(header: &Header, outcomes: &[Outcome]) -> String {
     let mut out = String::new();
-    let line = |value: serde_json::Result<String>| value.unwrap_or_else(|error| format!("{{\"error\": \"{error}\"}}"));
+    let line = |value: serde_json::Result<String>| {
+        value.unwrap_or_else(|error| format!("{{\"error\": \"{error}\"}}"))
+    };
     let _ = writeln!(out, "{}", line(serde_json::to_string(header)));
     for outcome in outcomes {
         let _ = writeln!(out, "{}", line(serde_json::to_string(outcome)));
@@ -274,13 +302,24 @@ mod tests {
     fn every_format_names_failures_and_totals() {
         let (header, outcomes) = example();
         let table = write(Format::Table, &header, &outcomes);
-        assert!(table.contains("1 of 2 passed") && table.contains("--seed 7"), "{table}");
+        assert!(
+            table.contains("1 of 2 passed") && table.contains("--seed 7"),
+            "{table}"
+        );
         let json = write(Format::Json, &header, &outcomes);
         assert_eq!(json.lines().count(), 4, "header, two cases, totals");
         for line in json.lines() {
-            assert!(serde_json::from_str::<serde_json::Value>(line).is_ok(), "{line}");
+            assert!(
+                serde_json::from_str::<serde_json::Value>(line).is_ok(),
+                "{line}"
+            );
         }
+        let back: Outcome = serde_json::from_str(json.lines().nth(2).unwrap()).unwrap();
+        assert!(back.headroom.is_infinite(), "null is beyond any bound");
         let junit = write(Format::Junit, &header, &outcomes);
-        assert!(junit.contains("failures=\"1\"") && junit.contains("a &lt; b &amp; c"), "{junit}");
+        assert!(
+            junit.contains("failures=\"1\"") && junit.contains("a &lt; b &amp; c"),
+            "{junit}"
+        );
     }
 }

@@ -116,6 +116,15 @@ pub struct Compiled {
     pub time: Duration,
 }
 
+/// What happens during a run.
+#[derive(Debug)]
+pub enum Event {
+    /// This many of the next cases are being run together.
+    Started(usize),
+    /// The next case has ended.
+    Done(Box<Outcome>),
+}
+
 /// Executes cases on one device.
 #[derive(Debug)]
 pub struct Runner {
@@ -186,20 +195,30 @@ impl Runner {
     /// Runs and judges cases, in order.
     pub fn test(&mut self, cases: &[Case]) -> Vec<Outcome> {
         let mut outcomes = Vec::with_capacity(cases.len());
-        self.test_each(cases, |outcome| outcomes.push(outcome));
+        self.test_each(cases, 0, &mut |event| {
+            if let Event::Done(outcome) = event {
+                outcomes.push(*outcome);
+            }
+        });
         outcomes
     }
 
-    /// Runs and judges cases, in order, handing on each outcome as soon as it is known.
-    pub fn test_each(&mut self, cases: &[Case], mut done: impl FnMut(Outcome)) {
-        let mut rest = cases;
-        while !rest.is_empty() {
-            let n = self.batch_len(rest);
-            let (batch, later) = rest.split_at(n);
-            rest = later;
-            for outcome in self.test_batch(batch) {
-                done(outcome);
+    /// Runs and judges cases, in order, telling about each batch and each outcome. The first `alone` cases are not
+    /// batched, so that one that kills the process can be told from its neighbours.
+    pub fn test_each(&mut self, cases: &[Case], alone: usize, tell: &mut dyn FnMut(Event)) {
+        let mut done = 0;
+        while done < cases.len() {
+            let rest = &cases[done..];
+            let n = if done < alone {
+                1
+            } else {
+                self.batch_len(rest)
+            };
+            tell(Event::Started(n));
+            for outcome in self.test_batch(&rest[..n]) {
+                tell(Event::Done(Box::new(outcome)));
             }
+            done += n;
         }
     }
 
@@ -211,11 +230,17 @@ impl Runner {
             if index > 0 && case.op.name() != cases[0].op.name() {
                 return index;
             }
-            let fresh = self.kernels(case).iter().any(|kernel| !self.known.contains(kernel));
+            let fresh = self
+                .kernels(case)
+                .iter()
+                .any(|kernel| !self.known.contains(kernel));
             if fresh {
                 return index.max(1);
             }
-            bytes += case.operands().map(|operand| operand.desc.n_bytes()).sum::<usize>();
+            bytes += case
+                .operands()
+                .map(|operand| operand.desc.n_bytes())
+                .sum::<usize>();
             if index > 0 && bytes > BATCH_BYTES {
                 return index;
             }
@@ -232,7 +257,13 @@ impl Runner {
         catch_unwind(AssertUnwindSafe(|| case.launches(&self.caps)))
             .ok()
             .and_then(Result::ok)
-            .map(|launches| launches.list.iter().map(|launch| kernel_name(case.op.name(), launch)).collect())
+            .map(|launches| {
+                launches
+                    .list
+                    .iter()
+                    .map(|launch| kernel_name(case.op.name(), launch))
+                    .collect()
+            })
             .unwrap_or_default()
     }
 
@@ -242,7 +273,10 @@ impl Runner {
         let failure = match result {
             Ok(Ok(outcomes)) => return outcomes,
             Ok(Err(error)) => {
-                if matches!(error, DeviceError::Lost { .. } | DeviceError::Timeout { .. }) {
+                if matches!(
+                    error,
+                    DeviceError::Lost { .. } | DeviceError::Timeout { .. }
+                ) {
                     self.reopen();
                 }
                 (Status::Error, error.to_string())
@@ -250,7 +284,10 @@ impl Runner {
             Err(panic) => (Status::Crash, panic_text(&*panic)),
         };
         if cases.len() > 1 {
-            return cases.iter().flat_map(|case| self.test_batch(std::slice::from_ref(case))).collect();
+            return cases
+                .iter()
+                .flat_map(|case| self.test_batch(std::slice::from_ref(case)))
+                .collect();
         }
         let (status, message) = failure;
         cases
@@ -323,14 +360,19 @@ impl Runner {
             if !self.pools.get(name).is_some_and(large_enough) {
                 self.pools.remove(name);
                 let n_bytes = n_bytes.next_power_of_two().max(1 << 16) as u64;
-                self.pools.insert(name.clone(), device.alloc(n_bytes, name)?);
+                self.pools
+                    .insert(name.clone(), device.alloc(n_bytes, name)?);
             }
             buffers.push(self.pools[name].clone());
         }
         let plan = Arc::new(layout.plan(cases, &buffers));
         let fresh: Vec<String> = cases
             .iter()
-            .flat_map(|case| case.launches.iter().map(|launch| kernel_name(case.case.op.name(), launch)))
+            .flat_map(|case| {
+                case.launches
+                    .iter()
+                    .map(|launch| kernel_name(case.case.op.name(), launch))
+            })
             .filter(|kernel| !self.known.contains(kernel))
             .collect();
         let before = Instant::now();
@@ -338,11 +380,12 @@ impl Runner {
         let recorded = before.elapsed();
 
         let runs = if self.options.thorough { 3 } else { 2 };
+        let stales = STALE.iter().copied().enumerate().take(runs);
         let mut first: Vec<Vec<u8>> = Vec::new();
         let mut notes: Vec<BTreeSet<String>> = vec![BTreeSet::new(); cases.len()];
-        for run in 0..runs {
+        for (run, stale) in stales {
             let poison = if run == 0 { Poison::Nan } else { Poison::Huge };
-            let images = layout.images(cases, poison, STALE[run]);
+            let images = layout.images(cases, poison, stale);
             for (buffer, image) in buffers.iter().zip(&images) {
                 device.write(buffer, 0, image)?;
             }
@@ -486,7 +529,10 @@ fn device_pieces(desc: &TensorDesc, bytes: Vec<u8>) -> Vec<Vec<u8>> {
             let mut packed = vec![0; tiles.packed_bytes()];
             let rows = &bytes[first * row_bytes..(first + n_rows) * row_bytes];
             if tiles.group_bytes() > 0 {
-                for (rows, out) in rows.chunks(8 * row_bytes).zip(packed.chunks_mut(tiles.group_bytes())) {
+                for (rows, out) in rows
+                    .chunks(8 * row_bytes)
+                    .zip(packed.chunks_mut(tiles.group_bytes()))
+                {
                     tiles.pack_rows(rows, out);
                 }
             }
@@ -520,11 +566,48 @@ struct Prepared {
 
 /// An in-place operand before and after, see [`State`].
 #[derive(Debug)]
-struct ExpectedState {
+pub struct ExpectedState {
     desc: TensorDesc,
     before: Vec<u8>,
     after: Vec<u8>,
     exact: Option<Vec<f32>>,
+}
+
+impl ExpectedState {
+    /// What the judge compares with.
+    pub fn state(&self) -> State<'_> {
+        State {
+            desc: &self.desc,
+            before: &self.before,
+            after: &self.after,
+            exact: self.exact.as_deref(),
+        }
+    }
+}
+
+/// What the reference says about a case.
+#[derive(Debug)]
+pub struct Reference {
+    /// Outputs.
+    pub outputs: Vec<Expected>,
+    /// In-place operands.
+    pub states: Vec<ExpectedState>,
+    /// How far a device may be from them.
+    pub tolerance: Tolerance,
+}
+
+/// Asks the reference about a case.
+///
+/// # Errors
+/// What the op refuses.
+pub fn reference(case: &Case, seed: u64) -> Result<Reference, String> {
+    let prepared = Prepared::new(case, &gemel_core::device::reference_caps(), seed)
+        .map_err(|(_, message)| message)?;
+    Ok(Reference {
+        outputs: prepared.expected,
+        states: prepared.states,
+        tolerance: prepared.tolerance,
+    })
 }
 
 fn slot(poison: Poison) -> usize {
@@ -569,12 +652,13 @@ impl Prepared {
         } else {
             case.launches(caps).map_err(refused)?
         };
-        let mut by_poison = [Poison::Nan, Poison::Huge].map(|poison| storages(case, seed, poison).into_iter());
+        let mut by_poison =
+            [Poison::Nan, Poison::Huge].map(|poison| storages(case, seed, poison).into_iter());
         let mut place = |operand: &crate::cases::Operand| {
             let desc = operand.device_desc(caps.class);
-            let pieces = by_poison
-                .each_mut()
-                .map(|storages| device_pieces(&desc, storages.next().expect("one storage an operand")));
+            let pieces = by_poison.each_mut().map(|storages| {
+                device_pieces(&desc, storages.next().expect("one storage an operand"))
+            });
             Placement { desc, pieces }
         };
         let inputs: Vec<Placement> = case.inputs.iter().map(&mut place).collect();
@@ -645,12 +729,15 @@ impl Prepared {
                     ..desc.clone()
                 })
                 .collect();
-            let mut exact: Vec<Vec<u8>> = plain.iter().map(|desc| vec![0; desc.n_bytes()]).collect();
+            let mut exact: Vec<Vec<u8>> =
+                plain.iter().map(|desc| vec![0; desc.n_bytes()]).collect();
             run(&plain, &mut exact);
             exact
                 .iter()
                 .map(|bytes| {
-                    let floats = bytes.chunks_exact(4).map(|w| f32::from_le_bytes([w[0], w[1], w[2], w[3]]));
+                    let floats = bytes
+                        .chunks_exact(4)
+                        .map(|w| f32::from_le_bytes([w[0], w[1], w[2], w[3]]));
                     Some(floats.collect())
                 })
                 .collect()
@@ -709,14 +796,29 @@ impl PoolLayout {
         for (index, case) in cases.iter().enumerate() {
             for (i, input) in case.inputs.iter().enumerate() {
                 for (window, piece) in input.pieces[0].iter().enumerate() {
-                    layout.add(&format!("input {i}"), index, Part::Input(i, window), piece.len());
+                    layout.add(
+                        &format!("input {i}"),
+                        index,
+                        Part::Input(i, window),
+                        piece.len(),
+                    );
                 }
             }
             for (i, inout) in case.inouts.iter().enumerate() {
-                layout.add(&format!("state {i}"), index, Part::Inout(i), inout.pieces[0][0].len());
+                layout.add(
+                    &format!("state {i}"),
+                    index,
+                    Part::Inout(i),
+                    inout.pieces[0][0].len(),
+                );
             }
             for (i, output) in case.outputs.iter().enumerate() {
-                layout.add(&format!("output {i}"), index, Part::Output(i), output.n_bytes());
+                layout.add(
+                    &format!("output {i}"),
+                    index,
+                    Part::Output(i),
+                    output.n_bytes(),
+                );
             }
             for (i, &n_bytes) in case.scratch.iter().enumerate() {
                 layout.add(&format!("scratch {i}"), index, Part::Scratch(i), n_bytes);
@@ -726,13 +828,11 @@ impl PoolLayout {
     }
 
     fn add(&mut self, pool: &str, case: usize, operand: Part, n_bytes: usize) {
-        let index = match self.sizes.iter().position(|(name, _)| name == pool) {
-            Some(index) => index,
-            None => {
-                self.sizes.push((pool.to_owned(), ALIGN));
-                self.sizes.len() - 1
-            }
-        };
+        let known = self.sizes.iter().position(|(name, _)| name == pool);
+        let index = known.unwrap_or(self.sizes.len());
+        if known.is_none() {
+            self.sizes.push((pool.to_owned(), ALIGN));
+        }
         let size = &mut self.sizes[index].1;
         let n_bytes = n_bytes.next_multiple_of(4);
         let place = Place {
@@ -749,7 +849,9 @@ impl PoolLayout {
     fn of(&self, case: usize) -> impl Iterator<Item = &Place> {
         // Places are in the order of the cases.
         let first = self.places.partition_point(|place| place.case < case);
-        self.places[first..].iter().take_while(move |place| place.case == case)
+        self.places[first..]
+            .iter()
+            .take_while(move |place| place.case == case)
     }
 
     fn plan(&self, cases: &[&Prepared], buffers: &[Buffer]) -> Plan {
@@ -763,7 +865,10 @@ impl PoolLayout {
             .enumerate()
             .map(|(index, case)| {
                 let spans = |wanted: &dyn Fn(Part) -> bool| -> Vec<Span> {
-                    self.of(index).filter(|place| wanted(place.operand)).map(span).collect()
+                    self.of(index)
+                        .filter(|place| wanted(place.operand))
+                        .map(span)
+                        .collect()
                 };
                 let placed = |desc: &TensorDesc, spans| Placed {
                     desc: desc.clone(),
@@ -773,7 +878,12 @@ impl PoolLayout {
                     label: case.case.id.clone(),
                     op: case.case.op.clone(),
                     inputs: (case.inputs.iter().enumerate())
-                        .map(|(i, p)| placed(&p.desc, spans(&|part| matches!(part, Part::Input(n, _) if n == i))))
+                        .map(|(i, p)| {
+                            placed(
+                                &p.desc,
+                                spans(&|part| matches!(part, Part::Input(n, _) if n == i)),
+                            )
+                        })
                         .collect(),
                     inouts: (case.inouts.iter().enumerate())
                         .map(|(i, p)| placed(&p.desc, spans(&|part| part == Part::Inout(i))))
@@ -805,7 +915,11 @@ impl PoolLayout {
             .iter()
             .map(|(name, size)| {
                 // Inputs may be read beyond their end by mistake: that must hurt. Guards of outputs are the same word.
-                let word = if name.starts_with("input") { poison.word(DType::F32) } else { stale };
+                let word = if name.starts_with("input") {
+                    poison.word(DType::F32)
+                } else {
+                    stale
+                };
                 word.to_le_bytes().repeat(size / 4)
             })
             .collect();
@@ -822,12 +936,21 @@ impl PoolLayout {
     }
 
     /// Notes every change outside outputs, scratch and in-place operands: inputs, guards, gaps.
-    fn check_untouched(&self, before: &[Vec<u8>], after: &[Vec<u8>], notes: &mut [BTreeSet<String>]) {
+    fn check_untouched(
+        &self,
+        before: &[Vec<u8>],
+        after: &[Vec<u8>],
+        notes: &mut [BTreeSet<String>],
+    ) {
         for (pool, (name, size)) in self.sizes.iter().enumerate() {
             if before[pool] == after[pool] {
                 continue;
             }
-            let places: Vec<&Place> = self.places.iter().filter(|place| place.pool == pool).collect();
+            let places: Vec<&Place> = self
+                .places
+                .iter()
+                .filter(|place| place.pool == pool)
+                .collect();
             let mut at = 0;
             for (index, place) in places.iter().enumerate() {
                 let next = places.get(index + 1).map_or(*size, |next| next.at);
@@ -844,7 +967,8 @@ impl PoolLayout {
                 }
                 if let Some(i) = changed(place.at + place.n_bytes, next) {
                     let beyond = i - place.at - place.n_bytes;
-                    notes[place.case].insert(format!("wrote {beyond} bytes beyond the end of {name}"));
+                    notes[place.case]
+                        .insert(format!("wrote {beyond} bytes beyond the end of {name}"));
                 }
                 at = next;
             }
@@ -880,13 +1004,20 @@ impl PoolLayout {
                 Part::Input(..) | Part::Scratch(_) => false,
             };
             if differs {
-                notes[place.case].insert("is not the same in a second run with other poison".to_owned());
+                notes[place.case]
+                    .insert("is not the same in a second run with other poison".to_owned());
             }
         }
     }
 
     /// Compares the outputs and in-place operands of a case with the reference.
-    fn judge(&self, index: usize, case: &Prepared, after: &[Vec<u8>], notes: BTreeSet<String>) -> Judged {
+    fn judge(
+        &self,
+        index: usize,
+        case: &Prepared,
+        after: &[Vec<u8>],
+        notes: BTreeSet<String>,
+    ) -> Judged {
         let mut judged = Judged {
             figures: Figures::default(),
             problems: notes.into_iter().collect(),
@@ -899,23 +1030,14 @@ impl PoolLayout {
                     let stale = STALE[0].to_le_bytes();
                     let unwritten = bytes.chunks_exact(4).filter(|&word| word == stale).count();
                     if unwritten > 0 {
-                        judged.problems.push(format!("left {unwritten} words of output {i} unwritten"));
+                        judged
+                            .problems
+                            .push(format!("left {unwritten} words of output {i} unwritten"));
                     }
                     let got = compare::elements(&expected.desc, bytes);
                     compare::judge(expected, &got, case.tolerance)
                 }
-                Part::Inout(i) => {
-                    let state = &case.states[i];
-                    compare::judge_state(
-                        State {
-                            desc: &state.desc,
-                            before: &state.before,
-                            after: &state.after,
-                            exact: state.exact.as_deref(),
-                        },
-                        bytes,
-                    )
-                }
+                Part::Inout(i) => compare::judge_state(case.states[i].state(), bytes),
                 Part::Input(..) | Part::Scratch(_) => continue,
             };
             match result {
@@ -940,7 +1062,11 @@ struct Judged {
 impl Judged {
     fn into_outcome(self, prepared: &Prepared, outcome: Outcome) -> Outcome {
         Outcome {
-            status: if self.problems.is_empty() { Status::Pass } else { Status::Fail },
+            status: if self.problems.is_empty() {
+                Status::Pass
+            } else {
+                Status::Fail
+            },
             message: self.problems.join("; "),
             headroom: self.figures.headroom,
             max_abs: self.figures.max_abs,

@@ -21,7 +21,10 @@ struct Row {
 fn tolerance(case: &Case) -> Option<Tolerance> {
     let class = DeviceClass::Reference;
     let descs = |operands: &[cases::Operand]| {
-        operands.iter().map(|operand| operand.device_desc(class)).collect::<Vec<_>>()
+        operands
+            .iter()
+            .map(|operand| operand.device_desc(class))
+            .collect::<Vec<_>>()
     };
     let (inputs, inouts) = (descs(&case.inputs), descs(&case.inouts));
     let outputs = case.outputs(class).ok()?;
@@ -74,10 +77,19 @@ pub fn table() -> String {
         for (variant, row) in rows {
             let figures = match row.tolerance {
                 Some(t) if t == Tolerance::EXACT => "exact | exact | exact".to_owned(),
-                Some(t) => format!("{:.1} u | {:.1e} | {:.1e}", t.tau / Tolerance::U, t.alpha, t.nmse),
+                Some(t) => format!(
+                    "{:.1} u | {:.1e} | {:.1e}",
+                    t.tau / Tolerance::U,
+                    t.alpha,
+                    t.nmse
+                ),
                 None => "- | - | -".to_owned(),
             };
-            let _ = writeln!(out, "| {variant} | {} | {} | {figures} |", row.cases, row.wgpu);
+            let _ = writeln!(
+                out,
+                "| {variant} | {} | {} | {figures} |",
+                row.cases, row.wgpu
+            );
         }
     }
     let missing: Vec<&str> = ops::NAMES

@@ -16,7 +16,11 @@ pub(super) struct Pair {
 }
 
 fn join(shape: &[usize]) -> String {
-    shape.iter().map(ToString::to_string).collect::<Vec<_>>().join("x")
+    shape
+        .iter()
+        .map(ToString::to_string)
+        .collect::<Vec<_>>()
+        .join("x")
 }
 
 /// Broadcast on every axis, strided views, odd sizes.
@@ -73,7 +77,9 @@ pub(super) fn pairs() -> Vec<Pair> {
     }
     for (tokens, heads, kept, n) in [(3, 4, 2, 8), (5, 6, 1, 33), (2, 3, 2, 64), (4, 9, 3, 5)] {
         let view = |first: usize| {
-            TensorDesc::f32([tokens, heads, n]).narrow(1, first, kept).expect("the heads exist")
+            TensorDesc::f32([tokens, heads, n])
+                .narrow(1, first, kept)
+                .expect("the heads exist")
         };
         for (name, b) in [
             ("view", view(0)),
@@ -95,7 +101,7 @@ pub(super) fn pairs() -> Vec<Pair> {
 }
 
 /// The table.
-pub fn cases() -> Vec<Case> {
+pub(super) fn cases() -> Vec<Case> {
     let cases = pairs()
         .into_iter()
         .map(|pair| {
@@ -112,8 +118,16 @@ pub fn cases() -> Vec<Case> {
         cases.push(
             Builder::new(Add::NAME)
                 .param("bench", format!("{n_tokens}x4096"))
-                .input("a", TensorDesc::f32([n_tokens, 4096]), Fill::Floats(Class::N))
-                .input("b", TensorDesc::f32([n_tokens, 4096]), Fill::Floats(Class::N))
+                .input(
+                    "a",
+                    TensorDesc::f32([n_tokens, 4096]),
+                    Fill::Floats(Class::N),
+                )
+                .input(
+                    "b",
+                    TensorDesc::f32([n_tokens, 4096]),
+                    Fill::Floats(Class::N),
+                )
                 .tag(Tag::Bench)
                 .build(Add),
         );

@@ -7,10 +7,16 @@ use super::{Builder, Case, Tag, thin};
 use crate::fill::{Class, Fill};
 
 /// The table.
-pub fn cases() -> Vec<Case> {
+pub(super) fn cases() -> Vec<Case> {
     let mut cases = Vec::new();
-    for (i, n) in [1, 3, 31, 32, 64, 100, 255, 576, 640, 1757, 4096].into_iter().enumerate() {
-        for (j, class) in [Class::N, Class::H, Class::Z, Class::S].into_iter().enumerate() {
+    for (i, n) in [1, 3, 31, 32, 64, 100, 255, 576, 640, 1757, 4096]
+        .into_iter()
+        .enumerate()
+    {
+        for (j, class) in [Class::N, Class::H, Class::Z, Class::S]
+            .into_iter()
+            .enumerate()
+        {
             let n_tokens = [1, 2, 7, 33][(i + j) % 4];
             let x = TensorDesc::f32([n_tokens, n]);
             cases.push(
@@ -26,7 +32,11 @@ pub fn cases() -> Vec<Case> {
         }
     }
     for (n_tokens, n, wide) in [(3, 64, 80), (5, 33, 66), (1, 128, 256)] {
-        let part = |start: usize| TensorDesc::f32([n_tokens, wide]).narrow(1, start, n).expect("the columns exist");
+        let part = |start: usize| {
+            TensorDesc::f32([n_tokens, wide])
+                .narrow(1, start, n)
+                .expect("the columns exist")
+        };
         cases.push(
             Builder::new(AddRmsNorm::NAME)
                 .param("n_tokens", n_tokens)

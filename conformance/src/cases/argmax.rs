@@ -8,7 +8,7 @@ use super::{Builder, Case, Tag, thin};
 use crate::fill::{Class, Fill};
 
 /// The table. Class C has ties within rows and rows of one value.
-pub fn cases() -> Vec<Case> {
+pub(super) fn cases() -> Vec<Case> {
     let mut cases = Vec::new();
     for (name, x) in rows() {
         for class in [Class::N, Class::C, Class::Z, Class::V, Class::D] {

@@ -40,7 +40,9 @@ impl Step {
         let key = format!("attention {self:?}");
         let mut rng = Rng::new(&key, 0, 95);
         // Tokens are dealt to sequences in runs; lengths differ by sequence.
-        let pasts: Vec<usize> = (0..self.n_seqs).map(|s| (self.past + 37 * s) % 180).collect();
+        let pasts: Vec<usize> = (0..self.n_seqs)
+            .map(|s| (self.past + 37 * s) % 180)
+            .collect();
         let mut lens = pasts.clone();
         let (mut seq_rows, mut positions) = (Vec::new(), Vec::new());
         for t in 0..self.n_tokens {
@@ -56,10 +58,16 @@ impl Step {
             lens[s] += 1;
         }
         // A token that sees nothing.
-        if self.n_tokens > 3 && self.n % 5 == 0 {
+        if self.n_tokens > 3 && self.n.is_multiple_of(5) {
             positions[1] = -1;
         }
-        let max_pages = lens.iter().map(|len| len.div_ceil(PAGE)).max().unwrap_or(0).max(1) + 1;
+        let max_pages = lens
+            .iter()
+            .map(|len| len.div_ceil(PAGE))
+            .max()
+            .unwrap_or(0)
+            .max(1)
+            + 1;
         let needed: usize = lens.iter().map(|len| len.div_ceil(PAGE)).sum();
         let n_pages = needed + 2;
         // Pages in random physical order; the unused tail of the table is garbage.
@@ -110,11 +118,31 @@ impl Step {
             .param("n", self.n)
             .variant(format!("k {} v {}", self.k, self.v))
             .input("q", q, Fill::Floats(self.class))
-            .input("k", TensorDesc::pages(self.k, n_pages, self.n_kv_heads, self.dk), Fill::Pages(Class::N, live.clone()))
-            .input("v", TensorDesc::pages(self.v, n_pages, self.n_kv_heads, self.dv), Fill::Pages(self.class, live))
-            .input("page_table", TensorDesc::i32([self.n_seqs, max_pages]), Fill::Ints(table.into()))
-            .input("seq_rows", TensorDesc::i32([self.n_tokens]), Fill::Ints(seq_rows.into()))
-            .input("positions", TensorDesc::i32([self.n_tokens]), Fill::Ints(positions.into()));
+            .input(
+                "k",
+                TensorDesc::pages(self.k, n_pages, self.n_kv_heads, self.dk),
+                Fill::Pages(Class::N, live.clone()),
+            )
+            .input(
+                "v",
+                TensorDesc::pages(self.v, n_pages, self.n_kv_heads, self.dv),
+                Fill::Pages(self.class, live),
+            )
+            .input(
+                "page_table",
+                TensorDesc::i32([self.n_seqs, max_pages]),
+                Fill::Ints(table.into()),
+            )
+            .input(
+                "seq_rows",
+                TensorDesc::i32([self.n_tokens]),
+                Fill::Ints(seq_rows.into()),
+            )
+            .input(
+                "positions",
+                TensorDesc::i32([self.n_tokens]),
+                Fill::Ints(positions.into()),
+            );
         Draft { builder, op }
     }
 }
@@ -144,7 +172,7 @@ fn n_tokens(i: usize) -> usize {
 const STEPS: usize = 84;
 
 /// The table.
-pub fn cases() -> Vec<Case> {
+pub(super) fn cases() -> Vec<Case> {
     let mut cases = Vec::new();
     for (a, &k) in CACHE_TYPES.iter().enumerate() {
         for (b, &v) in CACHE_TYPES.iter().enumerate() {
@@ -153,14 +181,24 @@ pub fn cases() -> Vec<Case> {
                 let n_tokens = n_tokens(i);
                 let group = GROUPS[(i + turn) % GROUPS.len()];
                 // Few heads with many tokens, so that a case stays cheap. All groups occur with every number of tokens.
-                let group = if n_tokens > 8 { group.min(8) } else if n_tokens > 1 { group.min(24) } else { group };
+                let group = if n_tokens > 8 {
+                    group.min(8)
+                } else if n_tokens > 1 {
+                    group.min(24)
+                } else {
+                    group
+                };
                 let step = Step {
                     k,
                     v,
                     dk: [64, 40, 48, 64][(i + turn) % 4],
                     dv: [64, 64, 40, 80, 48, 128][(i + b) % 6],
                     group,
-                    n_kv_heads: if n_tokens * group > 16 { 1 } else { 1 + (i + turn) % 3 },
+                    n_kv_heads: if n_tokens * group > 16 {
+                        1
+                    } else {
+                        1 + (i + turn) % 3
+                    },
                     n_tokens,
                     n_seqs: [1, 1, 2, 3][(i + a) % 4].min(n_tokens),
                     past: PASTS[(i * 2 + turn) % PASTS.len()],
@@ -170,16 +208,43 @@ pub fn cases() -> Vec<Case> {
                     n: i,
                 };
                 cases.push(step.case().build(|builder| {
-                    builder.tag_if([3, 40, 70].contains(&i), Tag::Reduced)
-                        .tag_if(k == v && i == 44 && [DType::F32, DType::F16, DType::Q8_0, DType::Q4_0].contains(&k), Tag::Quick)
+                    builder
+                        .tag_if([3, 40, 70].contains(&i), Tag::Reduced)
+                        .tag_if(
+                            k == v
+                                && i == 44
+                                && [DType::F32, DType::F16, DType::Q8_0, DType::Q4_0].contains(&k),
+                            Tag::Quick,
+                        )
                 }));
             }
         }
     }
     // All head sizes, with the types that models use most.
-    let sizes = [(72, 72), (80, 80), (96, 96), (112, 112), (128, 128), (160, 160), (192, 128), (192, 192), (256, 256), (320, 320), (512, 512), (576, 512)];
+    let sizes = [
+        (72, 72),
+        (80, 80),
+        (96, 96),
+        (112, 112),
+        (128, 128),
+        (160, 160),
+        (192, 128),
+        (192, 192),
+        (256, 256),
+        (320, 320),
+        (512, 512),
+        (576, 512),
+    ];
     for (i, (dk, dv)) in sizes.into_iter().enumerate() {
-        for (j, (k, v)) in [(DType::F16, DType::F16), (DType::Q8_0, DType::Q8_0), (DType::F32, DType::F32), (DType::Q8_0, DType::Q4_0)].into_iter().enumerate() {
+        for (j, (k, v)) in [
+            (DType::F16, DType::F16),
+            (DType::Q8_0, DType::Q8_0),
+            (DType::F32, DType::F32),
+            (DType::Q8_0, DType::Q4_0),
+        ]
+        .into_iter()
+        .enumerate()
+        {
             if j > 1 && i % 3 != 0 {
                 // Other types compile the same loops: every third size is enough.
                 continue;
@@ -200,15 +265,37 @@ pub fn cases() -> Vec<Case> {
                     class: Class::N,
                     n: 1000 + 3 * j + l,
                 };
-                cases.push(step.case().build(|builder| builder.tag_if(dk == 128 && j == 0, Tag::Reduced)));
+                cases.push(
+                    step.case()
+                        .build(|builder| builder.tag_if(dk == 128 && j == 0, Tag::Reduced)),
+                );
             }
         }
     }
     // Long enough that a token's cells are split over blocks.
-    for (i, (k, v)) in [(DType::F16, DType::F16), (DType::F32, DType::F32), (DType::Q8_0, DType::Q8_0), (DType::Q8_0, DType::Q5_1), (DType::Q4_0, DType::BF16)].into_iter().enumerate() {
-        for (j, (past, window)) in [(1000, 0), (700, 0), (1500, 600), (2047, 0)].into_iter().enumerate() {
+    for (i, (k, v)) in [
+        (DType::F16, DType::F16),
+        (DType::F32, DType::F32),
+        (DType::Q8_0, DType::Q8_0),
+        (DType::Q8_0, DType::Q5_1),
+        (DType::Q4_0, DType::BF16),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        for (j, (past, window)) in [(1000, 0), (700, 0), (1500, 600), (2047, 0)]
+            .into_iter()
+            .enumerate()
+        {
             for n_tokens in [1, 3, 8] {
-                let step = Long { k, v, past, window, n_tokens, group: [1, 4, 6][(i + j) % 3] };
+                let step = Long {
+                    k,
+                    v,
+                    past,
+                    window,
+                    n_tokens,
+                    group: [1, 4, 6][(i + j) % 3],
+                };
                 cases.push(step.case(i == 0 && j == 0));
             }
         }
@@ -217,7 +304,14 @@ pub fn cases() -> Vec<Case> {
     for (k, v) in [(DType::F16, DType::F16), (DType::Q8_0, DType::Q8_0)] {
         for n_tokens in [1, 4] {
             for len in [1024, 4096] {
-                let step = Long { k, v, past: len - n_tokens, window: 0, n_tokens, group: 4 };
+                let step = Long {
+                    k,
+                    v,
+                    past: len - n_tokens,
+                    window: 0,
+                    n_tokens,
+                    group: 4,
+                };
                 cases.push(step.bench(len));
             }
         }
@@ -257,12 +351,36 @@ impl Long {
             .param("n_tokens", self.n_tokens)
             .param("group", self.group)
             .variant(format!("k {} v {}", self.k, self.v))
-            .input("q", TensorDesc::f32([self.n_tokens, n_kv_heads * self.group, dim]), Fill::Floats(Class::N))
-            .input("k", TensorDesc::pages(self.k, n_pages + 1, n_kv_heads, dim), Fill::Pages(Class::N, live.clone()))
-            .input("v", TensorDesc::pages(self.v, n_pages + 1, n_kv_heads, dim), Fill::Pages(Class::N, live))
-            .input("page_table", TensorDesc::i32([1, n_pages]), Fill::Ints(table.into()))
-            .input("seq_rows", TensorDesc::i32([self.n_tokens]), Fill::Range(0, 0))
-            .input("positions", TensorDesc::i32([self.n_tokens]), Fill::Ints(positions.into()));
+            .input(
+                "q",
+                TensorDesc::f32([self.n_tokens, n_kv_heads * self.group, dim]),
+                Fill::Floats(Class::N),
+            )
+            .input(
+                "k",
+                TensorDesc::pages(self.k, n_pages + 1, n_kv_heads, dim),
+                Fill::Pages(Class::N, live.clone()),
+            )
+            .input(
+                "v",
+                TensorDesc::pages(self.v, n_pages + 1, n_kv_heads, dim),
+                Fill::Pages(Class::N, live),
+            )
+            .input(
+                "page_table",
+                TensorDesc::i32([1, n_pages]),
+                Fill::Ints(table.into()),
+            )
+            .input(
+                "seq_rows",
+                TensorDesc::i32([self.n_tokens]),
+                Fill::Range(0, 0),
+            )
+            .input(
+                "positions",
+                TensorDesc::i32([self.n_tokens]),
+                Fill::Ints(positions.into()),
+            );
         let op = Attention {
             scale: (dim as f32).sqrt().recip(),
             softcap: 0.0,

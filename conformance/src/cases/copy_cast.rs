@@ -9,7 +9,7 @@ use crate::fill::{Class, Fill};
 const TYPES: [DType; 4] = [DType::F32, DType::F16, DType::BF16, DType::I32];
 
 /// The table.
-pub fn cases() -> Vec<Case> {
+pub(super) fn cases() -> Vec<Case> {
     let mut cases = Vec::new();
     for from in TYPES {
         for to in TYPES {
@@ -28,11 +28,21 @@ pub fn cases() -> Vec<Case> {
                     return (format!("{lo}..{hi}"), Fill::Range(lo, hi));
                 }
                 // f16 holds no 1e15: it gets numbers that round to it.
-                let classes = [Class::N, Class::L, Class::H, Class::Z, Class::S, Class::V, Class::D];
+                let classes = [
+                    Class::N,
+                    Class::L,
+                    Class::H,
+                    Class::Z,
+                    Class::S,
+                    Class::V,
+                    Class::D,
+                ];
                 let class = classes[i % if from == DType::F16 { 5 } else { 7 }];
                 (class.to_string(), Fill::Floats(class))
             };
-            let sizes = [1, 2, 3, 31, 32, 33, 63, 64, 100, 127, 128, 129, 255, 257, 511, 513, 1000];
+            let sizes = [
+                1, 2, 3, 31, 32, 33, 63, 64, 100, 127, 128, 129, 255, 257, 511, 513, 1000,
+            ];
             for (i, n) in sizes.into_iter().enumerate() {
                 let rows = [1, 2, 3, 5, 7][i % 5];
                 for j in 0..2 {
@@ -45,15 +55,26 @@ pub fn cases() -> Vec<Case> {
                     );
                 }
             }
-            for (i, (tokens, heads, kept, n)) in [(3, 4, 2, 33), (2, 3, 1, 65), (4, 5, 3, 8), (1, 7, 6, 5)].into_iter().enumerate() {
+            for (i, (tokens, heads, kept, n)) in
+                [(3, 4, 2, 33), (2, 3, 1, 65), (4, 5, 3, 8), (1, 7, 6, 5)]
+                    .into_iter()
+                    .enumerate()
+            {
                 let (class, fill) = fills(i);
-                let x = TensorDesc::new(from, [tokens, heads, n]).narrow(1, heads - kept, kept).expect("the heads exist");
+                let x = TensorDesc::new(from, [tokens, heads, n])
+                    .narrow(1, heads - kept, kept)
+                    .expect("the heads exist");
                 let shape = format!("{tokens}x{kept}of{heads}x{n}");
                 cases.push(case(&shape, &class, x, fill).build(CopyCast { to }));
             }
-            for (i, (rows, n, wide)) in [(5, 7, 12), (3, 64, 100), (6, 1, 3)].into_iter().enumerate() {
+            for (i, (rows, n, wide)) in [(5, 7, 12), (3, 64, 100), (6, 1, 3)]
+                .into_iter()
+                .enumerate()
+            {
                 let (class, fill) = fills(i + 1);
-                let x = TensorDesc::new(from, [rows, wide]).narrow(1, wide - n, n).expect("the columns exist");
+                let x = TensorDesc::new(from, [rows, wide])
+                    .narrow(1, wide - n, n)
+                    .expect("the columns exist");
                 let shape = format!("{rows}x{n}of{wide}");
                 cases.push(case(&shape, &class, x, fill).build(CopyCast { to }));
             }

@@ -20,17 +20,30 @@ fn ids(key: &str, n: usize, n_rows: usize) -> Vec<i32> {
 }
 
 /// The table.
-pub fn cases() -> Vec<Case> {
+pub(super) fn cases() -> Vec<Case> {
     let mut cases = Vec::new();
     for &dtype in WEIGHT_TYPES {
         let block = dtype.block_elems();
-        for (i, (n_rows, blocks, n_ids)) in
-            [(1, 1, 1), (7, 2, 4), (8, 3, 13), (33, 1, 64), (100, 2, 7), (9, 7, 6), (250, 1, 32), (16, 5, 2), (17, 4, 17)]
-                .into_iter()
-                .enumerate()
+        for (i, (n_rows, blocks, n_ids)) in [
+            (1, 1, 1),
+            (7, 2, 4),
+            (8, 3, 13),
+            (33, 1, 64),
+            (100, 2, 7),
+            (9, 7, 6),
+            (250, 1, 32),
+            (16, 5, 2),
+            (17, 4, 17),
+        ]
+        .into_iter()
+        .enumerate()
         {
             // Float rows of any length, odd ones included.
-            let n = if block == 1 { [1, 7, 33, 64, 100, 257, 32, 5, 4][i] } else { blocks * block };
+            let n = if block == 1 {
+                [1, 7, 33, 64, 100, 257, 32, 5, 4][i]
+            } else {
+                blocks * block
+            };
             let scale = if i % 3 == 2 { 25.298_221 } else { 1.0 };
             let ids = ids(&format!("{dtype} {n_rows} {n_ids}"), n_ids, n_rows);
             let mut w = TensorDesc::new(dtype, [n_rows, n]);
@@ -48,17 +61,33 @@ pub fn cases() -> Vec<Case> {
                     .weight("w", w, Class::N)
                     .input("ids", TensorDesc::i32([n_ids]), Fill::Ints(ids.into()))
                     .tag_if(i == 3, Tag::Reduced)
-                    .tag_if(i == 2 && matches!(dtype, DType::F32 | DType::Q8_0 | DType::Q4_K | DType::IQ2_XS), Tag::Quick)
+                    .tag_if(
+                        i == 2
+                            && matches!(
+                                dtype,
+                                DType::F32 | DType::Q8_0 | DType::Q4_K | DType::IQ2_XS
+                            ),
+                        Tag::Quick,
+                    )
                     .build(GatherRows { scale }),
             );
         }
     }
     // Activations: rows of a tensor that lies in plain rows, possibly strided.
-    for (i, (n_rows, n, wide, n_ids)) in
-        [(5, 3, 3, 4), (8, 64, 64, 12), (17, 33, 40, 9), (3, 576, 576, 1), (64, 100, 128, 32)].into_iter().enumerate()
+    for (i, (n_rows, n, wide, n_ids)) in [
+        (5, 3, 3, 4),
+        (8, 64, 64, 12),
+        (17, 33, 40, 9),
+        (3, 576, 576, 1),
+        (64, 100, 128, 32),
+    ]
+    .into_iter()
+    .enumerate()
     {
         let ids = ids(&format!("plain {n_rows} {n_ids}"), n_ids, n_rows);
-        let x = TensorDesc::f32([n_rows, wide]).narrow(1, wide - n, n).expect("the columns exist");
+        let x = TensorDesc::f32([n_rows, wide])
+            .narrow(1, wide - n, n)
+            .expect("the columns exist");
         cases.push(
             Builder::new(GatherRows::NAME)
                 .param("type", "rows")

@@ -7,7 +7,7 @@ use super::{Builder, Case, Tag, thin};
 use crate::fill::{Class, Fill};
 
 /// The table.
-pub fn cases() -> Vec<Case> {
+pub(super) fn cases() -> Vec<Case> {
     let mut cases = Vec::new();
     for kind in GluKind::ALL {
         let base = |shape: String, class: Class| {
@@ -17,9 +17,13 @@ pub fn cases() -> Vec<Case> {
                 .param("class", class)
                 .variant(kind.name())
         };
-        for (i, n) in [1, 5, 32, 33, 128, 257, 640, 1536, 4097].into_iter().enumerate() {
-            for (j, class) in
-                [Class::N, Class::H, Class::L, Class::V, Class::Z, Class::X].into_iter().enumerate()
+        for (i, n) in [1, 5, 32, 33, 128, 257, 640, 1536, 4097]
+            .into_iter()
+            .enumerate()
+        {
+            for (j, class) in [Class::N, Class::H, Class::L, Class::V, Class::Z, Class::X]
+                .into_iter()
+                .enumerate()
             {
                 let rows = [1, 3, 8, 17][(i + j) % 4];
                 let gate = TensorDesc::f32([rows, n]);
@@ -53,10 +57,20 @@ pub fn cases() -> Vec<Case> {
             Builder::new(Glu::NAME)
                 .param("bench", format!("{n_tokens}x8192"))
                 .variant("swiglu")
-                .input("gate", TensorDesc::f32([n_tokens, 8192]), Fill::Floats(Class::N))
-                .input("up", TensorDesc::f32([n_tokens, 8192]), Fill::Floats(Class::N))
+                .input(
+                    "gate",
+                    TensorDesc::f32([n_tokens, 8192]),
+                    Fill::Floats(Class::N),
+                )
+                .input(
+                    "up",
+                    TensorDesc::f32([n_tokens, 8192]),
+                    Fill::Floats(Class::N),
+                )
                 .tag(Tag::Bench)
-                .build(Glu { kind: GluKind::Swiglu }),
+                .build(Glu {
+                    kind: GluKind::Swiglu,
+                }),
         );
     }
     cases

@@ -11,15 +11,27 @@ use super::{Builder, Case, Tag, thin};
 use crate::fill::{Class, Fill, Rng};
 
 /// The table.
-pub fn cases() -> Vec<Case> {
+pub(super) fn cases() -> Vec<Case> {
     let mut cases = Vec::new();
     for &dtype in CACHE_TYPES {
-        for (i, head_dim) in [40, 64, 80, 96, 112, 128, 192, 256, 512, 576].into_iter().enumerate() {
+        for (i, head_dim) in [40, 64, 80, 96, 112, 128, 192, 256, 512, 576]
+            .into_iter()
+            .enumerate()
+        {
             for j in 0..9 {
                 let n_tokens: usize = [1, 2, 3, 5, 8, 17, 33, 64, 7][j];
-                let n_heads: usize = [1, 2, 3, 8][(i + j) % 4].min(1 + 2000 / (head_dim * n_tokens));
+                let n_heads: usize =
+                    [1, 2, 3, 8][(i + j) % 4].min(1 + 2000 / (head_dim * n_tokens));
                 let n_pages = 1 + (n_tokens + 40).div_ceil(PAGE);
-                let class = [Class::N, Class::U, Class::H, Class::Z, Class::C, Class::L, Class::S][(i + j) % 7];
+                let class = [
+                    Class::N,
+                    Class::U,
+                    Class::H,
+                    Class::Z,
+                    Class::C,
+                    Class::L,
+                    Class::S,
+                ][(i + j) % 7];
                 let holes = [0, 3, 5][(i + 2 * j) % 3];
                 let key = format!("kv {dtype} {head_dim} {j}");
                 let slots = slots(&key, n_tokens, n_pages * PAGE, holes);
@@ -41,8 +53,16 @@ pub fn cases() -> Vec<Case> {
                         .param("class", class)
                         .variant(dtype.name())
                         .input("x", x, Fill::Floats(class))
-                        .input("slots", TensorDesc::i32([n_tokens]), Fill::Ints(slots.into()))
-                        .inout("cache", TensorDesc::pages(dtype, n_pages, n_heads, head_dim), Fill::Pages(Class::N, live))
+                        .input(
+                            "slots",
+                            TensorDesc::i32([n_tokens]),
+                            Fill::Ints(slots.into()),
+                        )
+                        .inout(
+                            "cache",
+                            TensorDesc::pages(dtype, n_pages, n_heads, head_dim),
+                            Fill::Pages(Class::N, live),
+                        )
                         .tag_if(head_dim == 64 && (j == 1 || j == 4), Tag::Reduced)
                         .tag_if(head_dim == 80 && j == 4, Tag::Quick)
                         .build(KvWrite),
@@ -58,9 +78,21 @@ pub fn cases() -> Vec<Case> {
                 .param("bench", format!("{n_tokens}x8x128"))
                 .param("type", dtype)
                 .variant(dtype.name())
-                .input("x", TensorDesc::f32([n_tokens, 8, 128]), Fill::Floats(Class::N))
-                .input("slots", TensorDesc::i32([n_tokens]), Fill::Ints((0..n_tokens as i32).collect()))
-                .inout("cache", TensorDesc::pages(dtype, 8, 8, 128), Fill::Floats(Class::N))
+                .input(
+                    "x",
+                    TensorDesc::f32([n_tokens, 8, 128]),
+                    Fill::Floats(Class::N),
+                )
+                .input(
+                    "slots",
+                    TensorDesc::i32([n_tokens]),
+                    Fill::Ints((0..n_tokens as i32).collect()),
+                )
+                .inout(
+                    "cache",
+                    TensorDesc::pages(dtype, 8, 8, 128),
+                    Fill::Floats(Class::N),
+                )
                 .tag(Tag::Bench)
                 .build(KvWrite),
         );

@@ -8,7 +8,8 @@ use super::{Builder, Case, Tag, thin};
 use crate::fill::{Class, Fill};
 
 /// Numbers of tokens: every small one, and one below and above each tile.
-pub(super) const TOKENS: [usize; 17] = [1, 2, 3, 4, 5, 6, 7, 8, 9, 16, 17, 32, 33, 64, 65, 128, 129];
+pub(super) const TOKENS: [usize; 17] =
+    [1, 2, 3, 4, 5, 6, 7, 8, 9, 16, 17, 32, 33, 64, 65, 128, 129];
 
 /// A product: tokens, outputs, blocks of the shared length, and what is special about it.
 #[derive(Clone, Copy, Debug)]
@@ -29,13 +30,21 @@ pub(super) fn shapes(turn: usize) -> Vec<Shape> {
         for j in 0..3 {
             let k = i + 5 * j + turn;
             // Many tokens meet few outputs, so that a case stays cheap.
-            let d_out = if n_tokens > 17 { [9, 13, 33][k % 3] } else { [1, 7, 8, 33, 67, 40, 129][k % 7] };
+            let d_out = if n_tokens > 17 {
+                [9, 13, 33][k % 3]
+            } else {
+                [1, 7, 8, 33, 67, 40, 129][k % 7]
+            };
             shapes.push(Shape {
                 n_tokens,
                 d_out,
-                blocks: if n_tokens > 64 { [1, 2, 2][j] } else { [1, 2, 7][j] },
+                blocks: if n_tokens > 64 {
+                    [1, 2, 2][j]
+                } else {
+                    [1, 2, 7][j]
+                },
                 bias: k % 2 == 1,
-                windows: d_out > 16 && k % 3 == 0,
+                windows: d_out > 16 && k.is_multiple_of(3),
                 scale: if k % 5 == 4 { 0.37 } else { 1.0 },
             });
         }
@@ -53,7 +62,9 @@ impl Shape {
 
     /// Names the parameters that are set.
     pub(super) fn params(self, builder: Builder) -> Builder {
-        let mut builder = builder.param("n_tokens", self.n_tokens).param("d_out", self.d_out);
+        let mut builder = builder
+            .param("n_tokens", self.n_tokens)
+            .param("d_out", self.d_out);
         if self.bias {
             builder = builder.param("bias", 1);
         }
@@ -68,14 +79,21 @@ impl Shape {
 }
 
 /// Products as models have them: (name, `d_out`, `d_in`).
-pub(super) const MODEL_SHAPES: [(&str, usize, usize); 2] = [("ffn_up", 2048, 2048), ("attn_q", 1024, 640)];
+pub(super) const MODEL_SHAPES: [(&str, usize, usize); 2] =
+    [("ffn_up", 2048, 2048), ("attn_q", 1024, 640)];
 
 /// Types that benchmarks run with.
-pub(super) const BENCH_TYPES: [DType; 6] =
-    [DType::Q8_0, DType::Q4_0, DType::Q4_K, DType::Q6_K, DType::IQ4_XS, DType::F16];
+pub(super) const BENCH_TYPES: [DType; 6] = [
+    DType::Q8_0,
+    DType::Q4_0,
+    DType::Q4_K,
+    DType::Q6_K,
+    DType::IQ4_XS,
+    DType::F16,
+];
 
 /// The table.
-pub fn cases() -> Vec<Case> {
+pub(super) fn cases() -> Vec<Case> {
     let mut cases = Vec::new();
     for (turn, &dtype) in WEIGHT_TYPES.iter().enumerate() {
         for (i, shape) in shapes(turn).into_iter().enumerate() {
@@ -85,11 +103,14 @@ pub fn cases() -> Vec<Case> {
                 (1, blocks) => [4, 36, 64, 100, 256, 576][(i + blocks) % 6],
                 (_, blocks) => blocks * block,
             };
-            let class = [Class::N, Class::U, Class::H, Class::X, Class::Z, Class::S][(i + turn) % 6];
+            let class =
+                [Class::N, Class::U, Class::H, Class::X, Class::Z, Class::S][(i + turn) % 6];
             // Every third x is a view of wider rows, at an offset, still in groups of four floats.
             let strided = (i + turn) % 3 == 2;
             let (wide, skip) = if strided { (d_in + 12, 8) } else { (d_in, 0) };
-            let x = TensorDesc::f32([shape.n_tokens, wide]).narrow(1, skip, d_in).expect("the columns exist");
+            let x = TensorDesc::f32([shape.n_tokens, wide])
+                .narrow(1, skip, d_in)
+                .expect("the columns exist");
             let builder = Builder::new(Matmul::NAME).param("type", dtype);
             let mut builder = shape
                 .params(builder)
@@ -99,13 +120,29 @@ pub fn cases() -> Vec<Case> {
             if strided {
                 builder = builder.param("x", "view");
             }
-            builder = builder
-                .input("x", x, Fill::Floats(class))
-                .weight("w", shape.weight(dtype, d_in), Class::N);
+            builder = builder.input("x", x, Fill::Floats(class)).weight(
+                "w",
+                shape.weight(dtype, d_in),
+                Class::N,
+            );
             if shape.bias {
-                builder = builder.input("bias", TensorDesc::f32([shape.d_out]), Fill::Floats(Class::N));
+                builder = builder.input(
+                    "bias",
+                    TensorDesc::f32([shape.d_out]),
+                    Fill::Floats(Class::N),
+                );
             }
-            let quick = matches!(dtype, DType::F32 | DType::F16 | DType::Q8_0 | DType::Q4_0 | DType::Q4_K | DType::Q6_K | DType::IQ3_S | DType::MXFP4);
+            let quick = matches!(
+                dtype,
+                DType::F32
+                    | DType::F16
+                    | DType::Q8_0
+                    | DType::Q4_0
+                    | DType::Q4_K
+                    | DType::Q6_K
+                    | DType::IQ3_S
+                    | DType::MXFP4
+            );
             cases.push(
                 builder
                     .tag_if(i % 17 == 4, Tag::Reduced)
@@ -116,12 +153,27 @@ pub fn cases() -> Vec<Case> {
     }
     // Lengths and strides that are no multiple of four floats.
     for dtype in [DType::F32, DType::F16, DType::BF16, DType::Q8_0] {
-        for (i, (n_tokens, d_out, d_in)) in
-            [(1, 5, 1), (2, 9, 3), (5, 17, 33), (1, 8, 127), (9, 3, 31), (33, 12, 65), (7, 70, 5)].into_iter().enumerate()
+        for (i, (n_tokens, d_out, d_in)) in [
+            (1, 5, 1),
+            (2, 9, 3),
+            (5, 17, 33),
+            (1, 8, 127),
+            (9, 3, 31),
+            (33, 12, 65),
+            (7, 70, 5),
+        ]
+        .into_iter()
+        .enumerate()
         {
-            let d_in = if dtype.is_block() { 32 * (1 + d_in / 32) } else { d_in };
+            let d_in = if dtype.is_block() {
+                32 * (1 + d_in / 32)
+            } else {
+                d_in
+            };
             let wide = d_in + [0, 1, 3][i % 3] + usize::from(dtype.is_block());
-            let x = TensorDesc::f32([n_tokens, wide]).narrow(1, wide - d_in, d_in).expect("the columns exist");
+            let x = TensorDesc::f32([n_tokens, wide])
+                .narrow(1, wide - d_in, d_in)
+                .expect("the columns exist");
             cases.push(
                 Builder::new(Matmul::NAME)
                     .param("type", dtype)
@@ -139,7 +191,9 @@ pub fn cases() -> Vec<Case> {
     }
     // Heads as rows: a tensor of rank three whose outer axes do not collapse.
     for dtype in [DType::F32, DType::F16, DType::Q4_0] {
-        let x = TensorDesc::f32([5, 6, 64]).narrow(1, 2, 3).expect("the heads exist");
+        let x = TensorDesc::f32([5, 6, 64])
+            .narrow(1, 2, 3)
+            .expect("the heads exist");
         cases.push(
             Builder::new(Matmul::NAME)
                 .param("type", dtype)
@@ -164,7 +218,11 @@ pub fn cases() -> Vec<Case> {
                         .param("type", dtype)
                         .param("n_tokens", n_tokens)
                         .variant(dtype.name())
-                        .input("x", TensorDesc::f32([n_tokens, d_in]), Fill::Floats(Class::N))
+                        .input(
+                            "x",
+                            TensorDesc::f32([n_tokens, d_in]),
+                            Fill::Floats(Class::N),
+                        )
                         .weight("w", TensorDesc::new(dtype, [d_out, d_in]), Class::N)
                         .tag(Tag::Bench)
                         .build(Matmul { scale: 1.0 }),

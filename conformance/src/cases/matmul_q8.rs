@@ -19,7 +19,10 @@ fn finish() -> Finish {
             *byte = if *byte == 0x80 { 0x81 } else { *byte };
         }
         for (block, pair) in q.chunks_exact(32).zip(s.chunks_exact_mut(8)) {
-            let sum: i32 = block.iter().map(|&byte| i32::from(byte.cast_signed())).sum();
+            let sum: i32 = block
+                .iter()
+                .map(|&byte| i32::from(byte.cast_signed()))
+                .sum();
             let d = f32::from_le_bytes([pair[0], pair[1], pair[2], pair[3]]).abs() / 64.0;
             pair[..4].copy_from_slice(&d.to_le_bytes());
             pair[4..].copy_from_slice(&(d * sum as f32).to_le_bytes());
@@ -27,12 +30,27 @@ fn finish() -> Finish {
     })
 }
 
-fn case(builder: Builder, n_tokens: usize, w: TensorDesc, class: Class, scale: f32, bias: bool) -> Case {
+fn case(
+    builder: Builder,
+    n_tokens: usize,
+    w: TensorDesc,
+    class: Class,
+    scale: f32,
+    bias: bool,
+) -> Case {
     let (d_out, d_in) = (w.shape[0], w.last());
     let mut builder = builder
         .variant(w.dtype.name())
-        .input("q", TensorDesc::new(DType::U32, [n_tokens, d_in / 4]), Fill::Bits)
-        .input("s", TensorDesc::f32([n_tokens, d_in / 32, 2]), Fill::Floats(class))
+        .input(
+            "q",
+            TensorDesc::new(DType::U32, [n_tokens, d_in / 4]),
+            Fill::Bits,
+        )
+        .input(
+            "s",
+            TensorDesc::f32([n_tokens, d_in / 32, 2]),
+            Fill::Floats(class),
+        )
         .weight("w", w, Class::N);
     if bias {
         builder = builder.input("bias", TensorDesc::f32([d_out]), Fill::Floats(Class::N));
@@ -44,7 +62,7 @@ fn case(builder: Builder, n_tokens: usize, w: TensorDesc, class: Class, scale: f
 }
 
 /// The table.
-pub fn cases() -> Vec<Case> {
+pub(super) fn cases() -> Vec<Case> {
     let mut cases = Vec::new();
     for (turn, &dtype) in TYPES.iter().enumerate() {
         for (i, shape) in shapes(turn + 1).into_iter().enumerate() {
@@ -55,13 +73,26 @@ pub fn cases() -> Vec<Case> {
                 .param("d_in", d_in)
                 .param("class", class)
                 .tag_if(i % 17 == 4, Tag::Reduced)
-                .tag_if(i == 7 && matches!(dtype, DType::Q8_0 | DType::Q4_1 | DType::Q6_K), Tag::Quick);
+                .tag_if(
+                    i == 7 && matches!(dtype, DType::Q8_0 | DType::Q4_1 | DType::Q6_K),
+                    Tag::Quick,
+                );
             let w = shape.weight(dtype, d_in);
-            cases.push(case(builder, shape.n_tokens, w, class, shape.scale, shape.bias));
+            cases.push(case(
+                builder,
+                shape.n_tokens,
+                w,
+                class,
+                shape.scale,
+                shape.bias,
+            ));
         }
     }
     let mut cases = thin(cases, 16, 400);
-    for dtype in BENCH_TYPES.into_iter().filter(|dtype| TYPES.contains(dtype)) {
+    for dtype in BENCH_TYPES
+        .into_iter()
+        .filter(|dtype| TYPES.contains(dtype))
+    {
         for (name, d_out, d_in) in MODEL_SHAPES {
             for n_tokens in [1, 8, 64] {
                 if d_in % dtype.block_elems() != 0 {
@@ -72,7 +103,14 @@ pub fn cases() -> Vec<Case> {
                     .param("type", dtype)
                     .param("n_tokens", n_tokens)
                     .tag(Tag::Bench);
-                cases.push(case(builder, n_tokens, TensorDesc::new(dtype, [d_out, d_in]), Class::N, 1.0, false));
+                cases.push(case(
+                    builder,
+                    n_tokens,
+                    TensorDesc::new(dtype, [d_out, d_in]),
+                    Class::N,
+                    1.0,
+                    false,
+                ));
             }
         }
     }

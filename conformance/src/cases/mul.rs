@@ -7,7 +7,7 @@ use super::{Builder, Case, thin};
 use crate::fill::Fill;
 
 /// The table.
-pub fn cases() -> Vec<Case> {
+pub(super) fn cases() -> Vec<Case> {
     let cases = pairs()
         .into_iter()
         .map(|pair| {

@@ -7,13 +7,21 @@ use super::{Builder, Case, Tag, thin};
 use crate::fill::{Class, Fill};
 
 /// The table.
-pub fn cases() -> Vec<Case> {
+pub(super) fn cases() -> Vec<Case> {
     let mut cases = Vec::new();
-    for (i, d_in) in [32, 64, 96, 256, 288, 576, 640, 2048].into_iter().enumerate() {
-        for (j, class) in [Class::N, Class::H, Class::Z, Class::C, Class::L, Class::S].into_iter().enumerate() {
+    for (i, d_in) in [32, 64, 96, 256, 288, 576, 640, 2048]
+        .into_iter()
+        .enumerate()
+    {
+        for (j, class) in [Class::N, Class::H, Class::Z, Class::C, Class::L, Class::S]
+            .into_iter()
+            .enumerate()
+        {
             let n_tokens = [1, 2, 5, 17][(i + j) % 4];
             let wide = if (i + j) % 3 == 1 { d_in + 20 } else { d_in };
-            let x = TensorDesc::f32([n_tokens, wide]).narrow(1, wide - d_in, d_in).expect("the columns exist");
+            let x = TensorDesc::f32([n_tokens, wide])
+                .narrow(1, wide - d_in, d_in)
+                .expect("the columns exist");
             cases.push(
                 Builder::new(QuantizeQ8::NAME)
                     .param("n_tokens", n_tokens)

@@ -7,13 +7,26 @@ use super::{Builder, Case, Tag, thin};
 use crate::fill::{Class, Fill};
 
 /// Row lengths around powers of two, primes, and those of models.
-const SIZES: [usize; 16] = [1, 2, 7, 31, 32, 33, 64, 100, 127, 256, 257, 576, 640, 1024, 1757, 4096];
+const SIZES: [usize; 16] = [
+    1, 2, 7, 31, 32, 33, 64, 100, 127, 256, 257, 576, 640, 1024, 1757, 4096,
+];
 
 /// The table.
-pub fn cases() -> Vec<Case> {
+pub(super) fn cases() -> Vec<Case> {
     let mut cases = Vec::new();
     for (i, &n) in SIZES.iter().enumerate() {
-        for (j, class) in [Class::N, Class::H, Class::Z, Class::S, Class::V, Class::D, Class::C].into_iter().enumerate() {
+        for (j, class) in [
+            Class::N,
+            Class::H,
+            Class::Z,
+            Class::S,
+            Class::V,
+            Class::D,
+            Class::C,
+        ]
+        .into_iter()
+        .enumerate()
+        {
             let n_tokens = [1, 3, 8, 65][(i + j) % 4];
             cases.push(
                 Builder::new(RmsNorm::NAME)
@@ -22,7 +35,9 @@ pub fn cases() -> Vec<Case> {
                     .param("class", class)
                     .input("x", TensorDesc::f32([n_tokens, n]), Fill::Floats(class))
                     .input("w", TensorDesc::f32([n]), Fill::Floats(Class::N))
-                    .build(RmsNorm { eps: if class == Class::V { 0.0 } else { 1e-6 } }),
+                    .build(RmsNorm {
+                        eps: if class == Class::V { 0.0 } else { 1e-6 },
+                    }),
             );
         }
     }
@@ -30,7 +45,9 @@ pub fn cases() -> Vec<Case> {
         for n_tokens in [1, 4, 17] {
             // Some heads of each token of a wider tensor, as q and k inside qkv.
             let whole = TensorDesc::f32([n_tokens, n_heads, head_dim]);
-            let x = whole.narrow(1, n_heads - kept, kept).expect("the heads exist");
+            let x = whole
+                .narrow(1, n_heads - kept, kept)
+                .expect("the heads exist");
             cases.push(
                 Builder::new(RmsNorm::NAME)
                     .param("n_tokens", n_tokens)

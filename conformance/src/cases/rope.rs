@@ -13,13 +13,15 @@ fn table(desc: &TensorDesc) -> Vec<f32> {
     };
     (0..rows)
         .map(|row| if row < FINE { row } else { (row - FINE) * FINE })
-        .flat_map(|position| (0..pairs).map(move |j| position as f64 * 1e4_f64.powf(-(j as f64) / pairs as f64)))
+        .flat_map(|position| {
+            (0..pairs).map(move |j| position as f64 * 1e4_f64.powf(-(j as f64) / pairs as f64))
+        })
         .flat_map(|angle| [angle.cos() as f32, angle.sin() as f32])
         .collect()
 }
 
 /// The table.
-pub fn cases() -> Vec<Case> {
+pub(super) fn cases() -> Vec<Case> {
     let mut cases = Vec::new();
     for mode in [RopeMode::Norm, RopeMode::Neox] {
         for (i, (head_dim, n_rot)) in [
@@ -44,7 +46,8 @@ pub fn cases() -> Vec<Case> {
         {
             for (j, n_tokens) in [1, 2, 3, 5, 8, 16, 17, 33].into_iter().enumerate() {
                 for k in 0..2 {
-                    let (n_heads, kept) = [(1, 1), (4, 4), (6, 3), (5, 1), (8, 2)][(i + j + 2 * k) % 5];
+                    let (n_heads, kept) =
+                        [(1, 1), (4, 4), (6, 3), (5, 1), (8, 2)][(i + j + 2 * k) % 5];
                     let class = [Class::N, Class::H, Class::X, Class::Z][(i + j + k) % 4];
                     // Within the fine rows, across coarse ones, far out; padding; beyond the table.
                     let limit = [200, 3000, 131_072][(i + j + k) % 3];
@@ -74,8 +77,16 @@ pub fn cases() -> Vec<Case> {
                             .param("class", class)
                             .variant(mode.name())
                             .input("x", x, Fill::Floats(class))
-                            .input("pos", TensorDesc::i32([n_tokens]), Fill::Ints(positions.into()))
-                            .input("table", TensorDesc::f32([FINE + n_coarse, n_rot / 2, 2]), Fill::Table(table))
+                            .input(
+                                "pos",
+                                TensorDesc::i32([n_tokens]),
+                                Fill::Ints(positions.into()),
+                            )
+                            .input(
+                                "table",
+                                TensorDesc::f32([FINE + n_coarse, n_rot / 2, 2]),
+                                Fill::Table(table),
+                            )
                             .tag_if(n_tokens == 5 && n_rot == 64 && k == 1, Tag::Quick)
                             .build(Rope { mode, n_rot }),
                     );
@@ -91,7 +102,11 @@ pub fn cases() -> Vec<Case> {
                 .variant(mode.name())
                 .input("x", TensorDesc::f32([7, 2, 16]), Fill::Floats(Class::N))
                 .input("pos", TensorDesc::i32([7]), Fill::Ints(positions.into()))
-                .input("table", TensorDesc::f32([FINE + 4096, 8, 2]), Fill::Table(table))
+                .input(
+                    "table",
+                    TensorDesc::f32([FINE + 4096, 8, 2]),
+                    Fill::Table(table),
+                )
                 .build(Rope { mode, n_rot: 16 }),
         );
     }
@@ -101,11 +116,22 @@ pub fn cases() -> Vec<Case> {
             Builder::new(Rope::NAME)
                 .param("bench", format!("{n_tokens}x32x128"))
                 .variant("neox")
-                .input("x", TensorDesc::f32([n_tokens, 32, 128]), Fill::Floats(Class::N))
+                .input(
+                    "x",
+                    TensorDesc::f32([n_tokens, 32, 128]),
+                    Fill::Floats(Class::N),
+                )
                 .input("pos", TensorDesc::i32([n_tokens]), Fill::Range(0, 4000))
-                .input("table", TensorDesc::f32([FINE + 16, 64, 2]), Fill::Table(table))
+                .input(
+                    "table",
+                    TensorDesc::f32([FINE + 16, 64, 2]),
+                    Fill::Table(table),
+                )
                 .tag(Tag::Bench)
-                .build(Rope { mode: RopeMode::Neox, n_rot: 128 }),
+                .build(Rope {
+                    mode: RopeMode::Neox,
+                    n_rot: 128,
+                }),
         );
     }
     cases

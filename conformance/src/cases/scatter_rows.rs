@@ -22,18 +22,24 @@ pub(super) fn slots(key: &str, n: usize, n_rows: usize, holes: usize) -> Vec<i32
 }
 
 /// The table.
-pub fn cases() -> Vec<Case> {
+pub(super) fn cases() -> Vec<Case> {
     let mut cases = Vec::new();
     for dtype in [DType::F32, DType::I32] {
-        for (i, n) in [1, 2, 7, 32, 33, 64, 100, 128, 257, 640].into_iter().enumerate() {
+        for (i, n) in [1, 2, 7, 32, 33, 64, 100, 128, 257, 640]
+            .into_iter()
+            .enumerate()
+        {
             for (j, n_tokens) in [1, 2, 5, 8, 17, 64].into_iter().enumerate() {
                 for holes in [0, 3] {
-                    let n_rows = [n_tokens, n_tokens + 1, 2 * n_tokens + 3, 100][(i + j) % 4].max(n_tokens);
+                    let n_rows =
+                        [n_tokens, n_tokens + 1, 2 * n_tokens + 3, 100][(i + j) % 4].max(n_tokens);
                     let key = format!("{dtype} {n} {n_tokens} {holes}");
                     let strided = (i + j) % 3 == 1;
                     let wide = if strided { n + 5 } else { n };
                     let view = |rows: usize| {
-                        TensorDesc::new(dtype, [rows, wide]).narrow(1, wide - n, n).expect("the columns exist")
+                        TensorDesc::new(dtype, [rows, wide])
+                            .narrow(1, wide - n, n)
+                            .expect("the columns exist")
                     };
                     let fill = || match dtype {
                         DType::I32 => Fill::Range(i32::MIN, i32::MAX),

@@ -7,12 +7,17 @@ use super::{Builder, Case, thin};
 use crate::fill::{Class, Fill};
 
 /// The table.
-pub fn cases() -> Vec<Case> {
+pub(super) fn cases() -> Vec<Case> {
     let mut cases = Vec::new();
     for (name, x) in operands() {
-        for (cap, class) in
-            [(30.0, Class::N), (30.0, Class::L), (0.5, Class::H), (50.0, Class::V), (1.0, Class::S), (30.0, Class::Z)]
-        {
+        for (cap, class) in [
+            (30.0, Class::N),
+            (30.0, Class::L),
+            (0.5, Class::H),
+            (50.0, Class::V),
+            (1.0, Class::S),
+            (30.0, Class::Z),
+        ] {
             cases.push(
                 Builder::new(Softcap::NAME)
                     .param("shape", &name)

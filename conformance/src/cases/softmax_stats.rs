@@ -28,14 +28,16 @@ pub(super) fn rows() -> Vec<(String, TensorDesc)> {
     .map(|(rows, n)| (format!("{rows}x{n}"), TensorDesc::f32([rows, n])))
     .collect();
     for (rows, n, wide) in [(4, 100, 160), (3, 5000, 5003), (2, 7, 9)] {
-        let x = TensorDesc::f32([rows, wide]).narrow(1, wide - n, n).expect("the columns exist");
+        let x = TensorDesc::f32([rows, wide])
+            .narrow(1, wide - n, n)
+            .expect("the columns exist");
         out.push((format!("{rows}x{n}of{wide}"), x));
     }
     out
 }
 
 /// The table.
-pub fn cases() -> Vec<Case> {
+pub(super) fn cases() -> Vec<Case> {
     let mut cases = Vec::new();
     for (name, x) in rows() {
         for class in [Class::N, Class::H, Class::C, Class::L, Class::Z] {

@@ -1,0 +1,315 @@
+//! The judge rejects every mutant of a correct result: for each op, results of the reference are spoilt in the ways in
+//! which kernels go wrong.
+
+use gemel_conformance::cases::{self, Case, Tag};
+use gemel_conformance::compare::{Expected, judge, judge_state};
+use gemel_conformance::run::{self, Reference};
+use gemel_core::DType;
+use gemel_core::format::cache_row::CacheRow;
+use gemel_core::tensor::Layout;
+
+/// The reference's values as a device would store them.
+fn stored(expected: &Expected) -> Vec<f64> {
+    expected
+        .values
+        .iter()
+        .map(|&v| match expected.desc.dtype {
+            DType::F32 => f64::from(v as f32),
+            _ => v,
+        })
+        .collect()
+}
+
+/// Wrong versions of an output, by name. Those that change nothing that matters are left out.
+fn mutants(reference: &Reference, expected: &Expected) -> Vec<(&'static str, Vec<f64>)> {
+    let good = stored(expected);
+    let n = expected.desc.last();
+    let rows = good.len() / n;
+    let bound =
+        |i: usize| reference.tolerance.tau * expected.magnitudes[i] + reference.tolerance.alpha;
+    // Whether element `i` would be wrong with another value.
+    let differs = |i: usize, value: f64| (value - expected.values[i]).abs() > 2.0 * bound(i);
+    let mut out: Vec<(&'static str, Vec<f64>)> = Vec::new();
+    let mut add = |name: &'static str, bad: Vec<f64>| {
+        let matters = bad
+            .iter()
+            .enumerate()
+            .any(|(i, &v)| v.is_nan() || differs(i, v));
+        if matters {
+            out.push((name, bad));
+        }
+    };
+    let with = |change: &dyn Fn(&mut [f64])| {
+        let mut bad = good.clone();
+        change(&mut bad);
+        bad
+    };
+    for i in [0, good.len() / 2, good.len() - 1] {
+        add("a NaN", with(&|z| z[i] = f64::NAN));
+        add("an infinity", with(&|z| z[i] = f64::INFINITY));
+        add(
+            "an element ten bounds off",
+            with(&|z| z[i] += 10.0 * bound(i) + f64::from(f32::EPSILON) * z[i].abs()),
+        );
+        add("a flipped sign", with(&|z| z[i] = -z[i]));
+    }
+    let last = (rows - 1) * n;
+    add("a zeroed row", with(&|z| z[last..].fill(0.0)));
+    if rows > 1 {
+        add(
+            "two rows exchanged",
+            with(&|z| {
+                for i in 0..n {
+                    z.swap(i, last + i);
+                }
+            }),
+        );
+        add("rows one too far", with(&|z| z.rotate_right(n)));
+    }
+    if n > 1 {
+        add("elements one too far", with(&|z| z[last..].rotate_right(1)));
+        add(
+            "neighbours exchanged",
+            with(&|z| z.swap(last + n - 1, last + n - 2)),
+        );
+    }
+    out
+}
+
+/// The judge's verdicts on one case: mutants tried, mutants accepted.
+fn check(case: &Case) -> (usize, Vec<String>) {
+    let reference = run::reference(case, 0).unwrap_or_else(|error| panic!("{case:?}: {error}"));
+    let mut accepted = Vec::new();
+    let mut n = 0;
+    for expected in &reference.outputs {
+        if expected.values.is_empty() {
+            continue;
+        }
+        let verdict = judge(expected, &stored(expected), reference.tolerance);
+        assert!(
+            verdict.is_ok(),
+            "{case:?}: the correct result is refused: {verdict:?}"
+        );
+        for (name, bad) in mutants(&reference, expected) {
+            n += 1;
+            if judge(expected, &bad, reference.tolerance).is_ok() {
+                accepted.push(format!("{case:?}: {name}"));
+            }
+        }
+    }
+    for state in &reference.states {
+        let state = state.state();
+        assert!(
+            judge_state(state, state.after).is_ok(),
+            "{case:?}: the correct result is refused"
+        );
+        let row_bytes = match state.desc.layout {
+            Layout::Pages => CacheRow::new(state.desc.dtype, state.desc.last()).n_words() * 4,
+            _ => state.desc.strides[0] * 4,
+        };
+        let row =
+            |index: usize| index * row_bytes..((index + 1) * row_bytes).min(state.after.len());
+        let n_rows = state.after.len() / row_bytes;
+        let written: Vec<usize> = (0..n_rows)
+            .filter(|&r| state.before[row(r)] != state.after[row(r)])
+            .collect();
+        let untouched = (0..n_rows).find(|r| !written.contains(r));
+        let mut try_one = |name: &str, bad: Vec<u8>| {
+            if bad != state.after {
+                n += 1;
+                if judge_state(state, &bad).is_ok() {
+                    accepted.push(format!("{case:?}: {name}"));
+                }
+            }
+        };
+        if written.is_empty() {
+            continue;
+        }
+        try_one("nothing written", state.before.to_vec());
+        let mut bad = state.after.to_vec();
+        bad[row(written[0])].copy_from_slice(&state.before[row(written[0])]);
+        try_one("a row not written", bad);
+        let mut bad = state.after.to_vec();
+        bad[row(written[0])].fill(0);
+        // A row of zeros may be what was to be written.
+        if state.exact.is_none_or(|exact| {
+            let n = state.desc.last();
+            exact[written[0] * n..(written[0] + 1) * n]
+                .iter()
+                .any(|&x| x.abs() > 1e-5)
+        }) {
+            try_one("a row of zeros", bad);
+        }
+        if let Some(other) = untouched {
+            let mut bad = state.after.to_vec();
+            bad[row(other)][0] ^= 1;
+            try_one("a bit of another row", bad);
+            let mut bad = state.after.to_vec();
+            bad[row(other)].copy_from_slice(&state.after[row(written[0])]);
+            bad[row(written[0])].copy_from_slice(&state.before[row(written[0])]);
+            try_one("a row in the wrong place", bad);
+        }
+    }
+    (n, accepted)
+}
+
+#[test]
+fn every_mutant_of_every_op_is_rejected() {
+    for (op, table) in cases::TABLES {
+        // The quick cases and a sample of the others.
+        let all = table();
+        let step = (all.len() / 12).max(1);
+        let sample = all
+            .iter()
+            .enumerate()
+            .filter(|(i, case)| !case.has(Tag::Bench) && (case.has(Tag::Quick) || i % step == 0))
+            .map(|(_, case)| case)
+            .take(24);
+        let mut n = 0;
+        let mut accepted = Vec::new();
+        for case in sample {
+            let (tried, passed) = check(case);
+            n += tried;
+            accepted.extend(passed);
+        }
+        assert!(n >= 10, "{op}: only {n} mutants");
+        assert!(accepted.is_empty(), "{op}: accepted {accepted:#?}");
+    }
+}
+
+/// A mistake planted in a shader file, and the cases that must notice.
+struct Fault {
+    op: &'static str,
+    /// Part of the ids of the cases, so that few kernels are compiled.
+    ids: &'static str,
+    file: &'static str,
+    from: &'static str,
+    to: &'static str,
+}
+
+const FAULTS: &[Fault] = &[
+    Fault {
+        op: "rope",
+        ids: "mode=neox",
+        file: "rope",
+        from: "coarse.x * fine.x - coarse.y * fine.y",
+        to: "coarse.x * fine.x + coarse.y * fine.y",
+    },
+    Fault {
+        op: "kv_write",
+        ids: "type=q8_0",
+        file: "kv_write",
+        from: "abs(largest) / 127.0",
+        to: "abs(largest) / 128.0",
+    },
+    // The scale of the second of two blocks comes from another thread.
+    Fault {
+        op: "kv_write",
+        ids: "type=q4_0",
+        file: "kv_write",
+        from: "    workgroupBarrier();\n    if (cell == NONE",
+        to: "    if (cell == NONE",
+    },
+    Fault {
+        op: "gather_rows",
+        ids: "type=q8_0",
+        file: "gather_rows",
+        from: "g_quad(id - p.row0, quad)",
+        to: "g_quad(id - p.row0 + 1u, quad)",
+    },
+    Fault {
+        op: "glu",
+        ids: "kind=geglu,",
+        file: "glu",
+        from: "0.044715",
+        to: "0.044615",
+    },
+    Fault {
+        op: "matmul",
+        ids: "type=q4_0",
+        file: "lib/tile_q4_0",
+        from: "255u, 8.0",
+        to: "255u, 7.0",
+    },
+    Fault {
+        op: "rms_norm",
+        ids: "class=",
+        file: "lib/reduce",
+        from: "n = lanes / 2u",
+        to: "n = lanes / 4u",
+    },
+    Fault {
+        op: "top_k_logits",
+        ids: "class=C",
+        file: "top_k_logits",
+        from: "other == key && j < i",
+        to: "other == key && j > i",
+    },
+    Fault {
+        op: "softmax_stats",
+        ids: "2x8193,class=H",
+        file: "softmax_stats",
+        from: "x[x_row + i], 1.0",
+        to: "x[x_row + i + 1u], 1.0",
+    },
+    Fault {
+        op: "attention",
+        ids: "k=f32,v=f32,dk=64",
+        file: "attention",
+        from: "vec4<i32>(i32(p.window) - 1)",
+        to: "vec4<i32>(i32(p.window))",
+    },
+];
+
+#[test]
+fn planted_faults_turn_the_suite_red() {
+    use gemel_conformance::report::Outcome;
+    use gemel_conformance::run::{Options, Runner};
+    let shaders = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../shaders");
+    for fault in FAULTS {
+        let text = std::fs::read_to_string(shaders.join(format!("{}.wgsl", fault.file))).unwrap();
+        assert!(
+            text.contains(fault.from),
+            "{} no longer says `{}`",
+            fault.file,
+            fault.from
+        );
+        let sources = [(
+            fault.file.to_owned(),
+            text.replacen(fault.from, fault.to, 1),
+        )]
+        .into();
+        let cases: Vec<Case> = cases::of(fault.op)
+            .into_iter()
+            .filter(|case| case.id.contains(fault.ids) && !case.has(Tag::Bench))
+            .take(80)
+            .collect();
+        assert!(
+            !cases.is_empty(),
+            "no case of {} matches `{}`",
+            fault.op,
+            fault.ids
+        );
+        let options = Options {
+            sources,
+            ..Options::new("wgpu")
+        };
+        let mut runner = Runner::with(options).unwrap_or_else(|error| panic!("{error}"));
+        let outcomes = runner.test(&cases);
+        assert!(
+            !outcomes.iter().all(Outcome::is_good),
+            "{}: nothing noticed `{}` instead of `{}`",
+            fault.op,
+            fault.to,
+            fault.from
+        );
+        let ran = outcomes
+            .iter()
+            .any(|outcome| outcome.status == gemel_conformance::report::Status::Fail);
+        assert!(
+            ran,
+            "{}: the faulty kernel did not run: {}",
+            fault.op, outcomes[0].message
+        );
+    }
+}
