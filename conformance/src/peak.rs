@@ -36,6 +36,9 @@ enum Kind {
 /// Threads of a block.
 const THREADS: u32 = 64;
 
+/// Bytes that the grid of a GPU reads in a turn.
+const TURN: u64 = 32 << 20;
+
 /// One of the measurements as an op.
 #[derive(Clone, Debug)]
 struct Probe {
@@ -145,7 +148,7 @@ fn case(kind: Kind, caps: &Caps) -> Case {
         (Kind::Fma, _) => 16,
         (Kind::Read, DeviceClass::Software | DeviceClass::Reference) => 64 << 20,
         (Kind::Read, DeviceClass::Integrated | DeviceClass::Discrete) => {
-            (256 << 20).min(caps.max_binding_bytes / 2)
+            (256 << 20).min(caps.max_binding_bytes / 2).max(TURN) / TURN * TURN
         }
     };
     Builder::new(probe.name())
@@ -165,7 +168,7 @@ pub fn measure(runner: &Runner) -> Result<Peak, RecordError> {
     let rate = |kind: Kind| -> Result<f64, RecordError> {
         let recorded = runner.record(&case(kind, runner.caps()))?;
         let timing = bench::time(&**runner.device(), &recorded.recording, bench::BUDGET)?;
-        Ok((recorded.cost.bytes + recorded.cost.flops) as f64 / timing.best_s())
+        Ok((recorded.cost.bytes + recorded.cost.flops) as f64 / timing.least_s)
     };
     Ok(Peak {
         bytes_per_s: rate(Kind::Read)?,
