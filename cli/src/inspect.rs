@@ -111,10 +111,13 @@ fn verdict(file: &GgufFile, metadata: &Metadata) -> Vec<String> {
                 }
             };
             lines.push(format!(
-                "products with 8-bit activations: {}",
+                "weights that can multiply 8-bit activations (--fast): {}",
                 list(&integer)
             ));
-            lines.push(format!("products with f32 activations: {}", list(&decoded)));
+            lines.push(format!(
+                "weights that always multiply f32 activations: {}",
+                list(&decoded)
+            ));
             let layers = model.kv_layers();
             let windowed: Vec<_> = layers.iter().filter(|layer| layer.window > 0).collect();
             if let Some(layer) = windowed.first() {

@@ -58,9 +58,10 @@ pub(crate) struct ModelArgs {
     /// Type of cached values (-ctv): f32 f16 bf16 q8_0 q5_1 q5_0 q4_1 q4_0
     #[arg(long, default_value = "f16", value_parser = cache_type, value_name = "TYPE")]
     pub(crate) cache_type_v: DType,
-    /// Keep activations in f32 instead of 8 bits in products with quantised weights
+    /// Re-quantise activations to 8 bits in products with quantised weights, where the device is faster that way;
+    /// log-probabilities move by up to 0.5
     #[arg(long)]
-    pub(crate) strict: bool,
+    pub(crate) fast: bool,
     /// Most device memory to use, in MiB
     #[arg(long, value_name = "MIB")]
     pub(crate) memory: Option<u64>,
@@ -104,10 +105,10 @@ impl ModelArgs {
             n_ubatch: self.ubatch_size.min(self.batch_size),
             k_type: self.cache_type_k,
             v_type: self.cache_type_v,
-            precision: if self.strict {
-                Precision::Strict
-            } else {
+            precision: if self.fast {
                 Precision::Fast
+            } else {
+                Precision::Strict
             },
         }
     }

@@ -337,7 +337,7 @@ pub fn models_dir() -> PathBuf {
 }
 
 impl Published {
-    /// SmolLM2-135M-Instruct in Q4_1.
+    /// SmolLM2-135M-Instruct in `Q4_1`.
     ///
     /// # Errors
     /// The model was not fetched.
@@ -349,7 +349,7 @@ impl Published {
         )
     }
 
-    /// Gemma 3 270M in Q4_K_M.
+    /// Gemma 3 270M in `Q4_K_M`.
     ///
     /// # Errors
     /// The model was not fetched.
@@ -470,20 +470,21 @@ pub fn greedy(context: &mut Context, prompt: &[u32], n: usize) -> Result<Vec<Gre
     Ok(list)
 }
 
-/// Largest absolute difference of two sets of rows.
+/// Largest absolute difference of two sets of rows; infinite if a value is NaN.
+///
+/// # Panics
+/// If there are not as many rows as expected.
 pub fn max_difference(found: &[Vec<f32>], expected: &[Vec<f32>]) -> f32 {
     assert_eq!(found.len(), expected.len(), "as many rows as expected");
-    let mut worst = 0.0f32;
-    for (a, b) in found.iter().flatten().zip(expected.iter().flatten()) {
-        let difference = (a - b).abs();
-        // A NaN must not pass for equal.
-        if !(difference <= worst) {
-            worst = if difference.is_nan() {
+    let pairs = found.iter().flatten().zip(expected.iter().flatten());
+    pairs
+        .map(|(a, b)| (a - b).abs())
+        .map(|difference| {
+            if difference.is_nan() {
                 f32::INFINITY
             } else {
                 difference
-            };
-        }
-    }
-    worst
+            }
+        })
+        .fold(0.0, f32::max)
 }

@@ -199,20 +199,11 @@ fn full() -> bool {
 fn check_published(
     model: &Published,
     device: &Arc<dyn Device>,
+    tolerance: f64,
     prompts: &[&str],
     n_greedy: usize,
-    n_ubatch: usize,
 ) {
-    let mut context = open_file(
-        &model.file,
-        device,
-        Setting {
-            n_ubatch,
-            ..Setting::default()
-        },
-        2048,
-    )
-    .unwrap();
+    let mut context = open_file(&model.file, device, Setting::default(), 2048).unwrap();
     for prompt in model.prompts().unwrap() {
         if !full() && !prompts.contains(&prompt.name.as_str()) {
             continue;
@@ -221,7 +212,7 @@ fn check_published(
         for &(id, expected) in &prompt.top20 {
             let found = log_prob(&row, id as usize);
             assert!(
-                (found - expected).abs() <= 0.005,
+                (found - expected).abs() <= tolerance,
                 "{} on {}: log-probability of {id} is {found} instead of {expected}",
                 prompt.name,
                 device.name()
@@ -266,9 +257,13 @@ fn smollm2_tokens_and_log_probabilities() {
         } else {
             (&["chat_capital", "code", "unicode"], 32)
         };
-        check_published(&model, &device, prompts, n, 512);
+        check_published(&model, &device, 0.005, prompts, n);
     }
 }
+
+/// The golden engine looks GELU up in a table of f16 values, which moves log-probabilities of this model by up to
+/// 0.006 against an exact evaluation (the description of the golden data allows 0.02).
+const GEMMA_TOLERANCE: f64 = 0.01;
 
 #[test]
 fn gemma3_tokens_and_log_probabilities() {
@@ -280,7 +275,7 @@ fn gemma3_tokens_and_log_probabilities() {
         } else {
             (&["capital", "chinese", "turn"], 24)
         };
-        check_published(&model, &device, prompts, n, 512);
+        check_published(&model, &device, GEMMA_TOLERANCE, prompts, n);
     }
 }
 
@@ -322,10 +317,12 @@ fn perplexity_of_the_golden_text() {
     }
 }
 
-/// The path that GPUs take: 8-bit activations and an f16 cache. Log-probabilities move by up to half a unit, the
-/// chat answer stays.
+/// `--fast`, with the launch geometry of GPUs: 8-bit activations and an f16 cache move log-probabilities by up to
+/// half a unit. The golden engine's own 8-bit setting turns the first token of this prompt, which leads by 0.08;
+/// nothing but such near-ties may turn.
 #[test]
-fn eight_bit_activations_keep_the_answer() {
+fn eight_bit_activations_stay_within_their_budget() {
+    const BUDGET: f64 = 0.5;
     let model = Published::smollm2().unwrap();
     let mut options = WgpuOptions::new("wgpu");
     options.class = Some(DeviceClass::Discrete);
@@ -336,25 +333,36 @@ fn eight_bit_activations_keep_the_answer() {
         ..Setting::default()
     };
     let mut context = open_file(&model.file, &device, setting, 2048).unwrap();
-    let prompts = model.prompts().unwrap();
-    let prompt = prompts
-        .iter()
-        .find(|prompt| prompt.name == "chat_capital")
-        .unwrap();
-    let row = last_logits(&mut context, &prompt.ids, 1).unwrap().remove(0);
-    for &(id, expected) in &prompt.top20[..5] {
-        let found = log_prob(&row, id as usize);
-        assert!(
-            (found - expected).abs() <= 0.5,
-            "log-probability of {id}: {found} instead of {expected}"
-        );
+    for prompt in model.prompts().unwrap() {
+        if !["chat_capital", "capital", "code"].contains(&prompt.name.as_str()) {
+            continue;
+        }
+        // Every position of the golden answer, each after the golden tokens before it.
+        let n = prompt.greedy.len().min(12);
+        let ids = [&prompt.ids[..], &prompt.greedy[..n - 1]].concat();
+        let rows = last_logits(&mut context, &ids, n).unwrap();
+        for &(id, expected) in &prompt.top20[..5] {
+            let found = log_prob(&rows[0], id as usize);
+            assert!(
+                (found - expected).abs() <= BUDGET,
+                "{}: log-probability of {id} is {found} instead of {expected}",
+                prompt.name
+            );
+        }
+        for (step, (row, (&id, &gap))) in rows
+            .iter()
+            .zip(prompt.greedy.iter().zip(&prompt.gaps))
+            .enumerate()
+        {
+            let best = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+            let turned = row[id as usize] < best;
+            assert!(
+                !turned || gap < BUDGET,
+                "{}: token {step} turned, though it led by {gap}",
+                prompt.name
+            );
+        }
     }
-    let found: Vec<u32> = greedy(&mut context, &prompt.ids, prompt.greedy.len())
-        .unwrap()
-        .iter()
-        .map(|g| g.id)
-        .collect();
-    assert_eq!(found, prompt.greedy, "the same answer");
 }
 
 /// A device with tiny limits runs the same model to the same tokens: weights in windows, activations in segments,

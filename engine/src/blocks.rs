@@ -26,10 +26,10 @@ use crate::weights::{Linear, WeightId, Weights};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Precision {
     /// As f32: exact up to rounding.
+    #[default]
     Strict,
     /// Re-quantised to 8-bit blocks of 32, for the weight types that have integer kernels, where the device is
-    /// faster that way.
-    #[default]
+    /// faster that way. Moves log-probabilities by up to half a unit, which can turn near-ties.
     Fast,
 }
 

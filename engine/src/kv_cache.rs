@@ -187,18 +187,18 @@ impl KvCache {
         let mut caches = Vec::new();
         for layer in layers {
             let (n_pages, max_pages) = group_pages(layer.window, &config);
-            let group = match groups.iter().position(|group| group.window == layer.window) {
-                Some(group) => group,
-                None => {
-                    groups.push(Group {
-                        window: layer.window,
-                        table: alloc(TensorDesc::i32([config.n_seqs, max_pages]), "page table")?,
-                        n_pages,
-                        // Popped from the end: page 0 first.
-                        free: (0..n_pages as u32).rev().collect(),
-                    });
-                    groups.len() - 1
-                }
+            let known = groups.iter().position(|group| group.window == layer.window);
+            let group = if let Some(group) = known {
+                group
+            } else {
+                groups.push(Group {
+                    window: layer.window,
+                    table: alloc(TensorDesc::i32([config.n_seqs, max_pages]), "page table")?,
+                    n_pages,
+                    // Popped from the end: page 0 first.
+                    free: (0..n_pages as u32).rev().collect(),
+                });
+                groups.len() - 1
             };
             caches.push(LayerCache {
                 group,

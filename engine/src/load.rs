@@ -43,7 +43,7 @@ impl Default for LoadOptions {
             n_ubatch: 512,
             k_type: DType::F16,
             v_type: DType::F16,
-            precision: Precision::Fast,
+            precision: Precision::Strict,
         }
     }
 }
