@@ -16,6 +16,7 @@
 #![forbid(unsafe_code)]
 
 pub mod bench;
+pub mod bisect;
 pub mod cases;
 pub mod compare;
 pub mod fill;

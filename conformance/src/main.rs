@@ -12,9 +12,12 @@ use anyhow::{Context as _, Result, bail};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use gemel_conformance::cases::{self, Case, Tag};
 use gemel_conformance::report::{self, Format, Header, Outcome, Status};
-use gemel_conformance::run::{Event, Options, Runner, kernel_name, least_caps};
-use gemel_conformance::{bench, peak, support};
+use gemel_conformance::run::{self, Event, Options, Runner, kernel_name, least_caps};
+use gemel_conformance::{bench, bisect, golden, peak, support};
 use gemel_core::op::DeviceClass;
+use gemel_engine::blocks::{Head, StepShape, len_bucket};
+use gemel_engine::forward::StepToken;
+use gemel_engine::gguf::GgufFile;
 
 /// Holds every op on every backend against the f64 reference.
 #[derive(Debug, Parser)]
@@ -38,6 +41,8 @@ enum Command {
         #[arg(short, long)]
         output: Option<PathBuf>,
     },
+    /// Find the first step of a model's plans where device and reference differ, each given the device's own inputs.
+    Bisect(Bisect),
     /// Print the complete source of every launch of the selected cases.
     Source {
         #[command(flatten)]
@@ -112,6 +117,20 @@ struct Test {
 struct Bench {
     #[command(flatten)]
     selection: Selection,
+    #[command(flatten)]
+    on: On,
+}
+
+#[derive(Debug, Args)]
+struct Bisect {
+    /// A GGUF file.
+    model: PathBuf,
+    /// Tokens of the step, 1 to 8; a decode step follows.
+    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=8))]
+    tokens: u32,
+    /// Print every step, not only the first that differs.
+    #[arg(long)]
+    all: bool,
     #[command(flatten)]
     on: On,
 }
@@ -248,6 +267,7 @@ fn main() -> ExitCode {
         Command::List(selection) => list(&selection),
         Command::Test(args) => test(&args),
         Command::Bench(args) => bench(&args),
+        Command::Bisect(args) => bisect(&args),
         Command::Support { output } => write_support(output),
         Command::Source { selection, class } => source(&selection, class.into()),
     };
@@ -471,6 +491,57 @@ fn bench(args: &Bench) -> Result<bool> {
         );
     }
     Ok(true)
+}
+
+fn bisect(args: &Bisect) -> Result<bool> {
+    let device = run::open(&args.on.options()).context("opening the device")?;
+    let file =
+        GgufFile::open(&args.model).with_context(|| format!("reading {}", args.model.display()))?;
+    let n_ctx = 4 * gemel_core::PAGE;
+    let mut context = golden::open_file(&file, &device, golden::Setting::default(), n_ctx)?;
+    let seq = context.create()?;
+    let n_tokens = args.tokens as usize;
+    let mut good = true;
+    let mut len = 0;
+    for n in [n_tokens, 1] {
+        let tokens: Vec<StepToken> = (0..n)
+            .map(|i| StepToken {
+                seq,
+                id: (7 * (len + i) + 3) as u32,
+                output: i + 1 == n,
+            })
+            .collect();
+        len += n;
+        // Once as a whole, which fills the step buffer and the caches; then step by step.
+        context.step(&tokens, Head::Logits)?;
+        let recording = context.plan(StepShape {
+            n_tokens: n,
+            n_outputs: 1,
+            max_len: len_bucket(len, n_ctx),
+            head: Head::Logits,
+        })?;
+        println!(
+            "{}: {} steps",
+            recording.plan.label,
+            recording.plan.steps.len()
+        );
+        let found = bisect::walk(&*device, &recording.plan, &mut |step| {
+            if args.all || !step.problems.is_empty() {
+                println!("{step}");
+            }
+            args.all || step.problems.is_empty()
+        })?;
+        good &= found == 0;
+    }
+    println!(
+        "{}",
+        if good {
+            "no step differs"
+        } else {
+            "device and reference differ"
+        }
+    );
+    Ok(good)
 }
 
 fn write_support(output: Option<PathBuf>) -> Result<bool> {

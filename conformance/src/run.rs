@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 
 use gemel_core::device::{Buffer, submit};
 use gemel_core::error::DeviceError;
-use gemel_core::op::{Caps, DeviceClass, Launch, Operands, Tolerance};
+use gemel_core::op::{Caps, DeviceClass, Launch, Op, Operands, Tolerance};
 use gemel_core::plan::{Placed, Plan, Span, Step};
 use gemel_core::reference::{RefArgs, RefOutput, RefTensor, RefTensorMut, ReferenceDevice};
 use gemel_core::tensor::Layout;
@@ -693,71 +693,87 @@ impl Prepared {
         let host = |operand: &crate::cases::Operand| operand.device_desc(DeviceClass::Reference);
         let input_descs: Vec<TensorDesc> = case.inputs.iter().map(host).collect();
         let inout_descs: Vec<TensorDesc> = case.inouts.iter().map(host).collect();
-        let mut after: Vec<Vec<u8>> = inouts.to_vec();
-        let run = |inout_descs: &[TensorDesc], after: &mut [Vec<u8>]| {
-            let mut args = RefArgs {
-                inputs: input_descs
-                    .iter()
-                    .zip(inputs)
-                    .map(|(desc, bytes)| RefTensor { desc, bytes })
-                    .collect(),
-                inouts: inout_descs
-                    .iter()
-                    .zip(after)
-                    .map(|(desc, bytes)| RefTensorMut { desc, bytes })
-                    .collect(),
-                outputs: self.outputs.iter().map(RefOutput::new).collect(),
-            };
-            case.op.reference(&mut args);
-            args.outputs
-                .into_iter()
-                .map(|output| Expected {
-                    desc: output.desc.clone(),
-                    values: output.values,
-                    magnitudes: output.magnitudes,
-                    norms: output.norms,
-                })
-                .collect::<Vec<_>>()
-        };
-        let expected = run(&inout_descs, &mut after);
-        // The same op on plain f32 caches says what the encoder was given.
-        let exact = if inout_descs.iter().any(|desc| desc.layout == Layout::Pages) {
-            let plain: Vec<TensorDesc> = inout_descs
+        (self.expected, self.states) = ask(
+            &*case.op,
+            (&input_descs, inputs),
+            (&inout_descs, inouts),
+            &self.outputs,
+        );
+    }
+}
+
+/// Runs a definition on operands in the reference's layout: what outputs and in-place operands should be.
+pub(crate) fn ask(
+    op: &dyn Op,
+    (input_descs, inputs): (&[TensorDesc], &[Vec<u8>]),
+    (inout_descs, inouts): (&[TensorDesc], &[Vec<u8>]),
+    outputs: &[TensorDesc],
+) -> (Vec<Expected>, Vec<ExpectedState>) {
+    let run = |inout_descs: &[TensorDesc], after: &mut [Vec<u8>]| {
+        let mut args = RefArgs {
+            inputs: input_descs
                 .iter()
-                .map(|desc| TensorDesc {
-                    dtype: DType::F32,
-                    ..desc.clone()
-                })
-                .collect();
-            let mut exact: Vec<Vec<u8>> =
-                plain.iter().map(|desc| vec![0; desc.n_bytes()]).collect();
-            run(&plain, &mut exact);
-            exact
+                .zip(inputs)
+                .map(|(desc, bytes)| RefTensor { desc, bytes })
+                .collect(),
+            inouts: inout_descs
                 .iter()
-                .map(|bytes| {
-                    let floats = bytes
-                        .chunks_exact(4)
-                        .map(|w| f32::from_le_bytes([w[0], w[1], w[2], w[3]]));
-                    Some(floats.collect())
-                })
-                .collect()
-        } else {
-            vec![None; inout_descs.len()]
+                .zip(after)
+                .map(|(desc, bytes)| RefTensorMut { desc, bytes })
+                .collect(),
+            outputs: outputs.iter().map(RefOutput::new).collect(),
         };
-        self.states = inout_descs
+        op.reference(&mut args);
+        args.outputs
             .into_iter()
-            .zip(inouts)
-            .zip(after)
-            .zip(exact)
-            .map(|(((desc, before), after), exact)| ExpectedState {
-                desc,
-                before: before.clone(),
-                after,
-                exact,
+            .map(|output| Expected {
+                desc: output.desc.clone(),
+                values: output.values,
+                magnitudes: output.magnitudes,
+                norms: output.norms,
+            })
+            .collect::<Vec<_>>()
+    };
+    let mut after: Vec<Vec<u8>> = inouts.to_vec();
+    let expected = run(inout_descs, &mut after);
+    // The same op on plain f32 caches says what the encoder was given.
+    let exact = if inout_descs.iter().any(|desc| desc.layout == Layout::Pages) {
+        let plain: Vec<TensorDesc> = inout_descs
+            .iter()
+            .map(|desc| TensorDesc {
+                dtype: DType::F32,
+                ..desc.clone()
             })
             .collect();
-        self.expected = expected;
-    }
+        let mut exact: Vec<Vec<u8>> = plain.iter().map(|desc| vec![0; desc.n_bytes()]).collect();
+        run(&plain, &mut exact);
+        exact
+            .iter()
+            .map(|bytes| {
+                let words = bytes.chunks_exact(4);
+                Some(
+                    words
+                        .map(|w| f32::from_le_bytes([w[0], w[1], w[2], w[3]]))
+                        .collect(),
+                )
+            })
+            .collect()
+    } else {
+        vec![None; inout_descs.len()]
+    };
+    let states = inout_descs
+        .iter()
+        .zip(inouts)
+        .zip(after)
+        .zip(exact)
+        .map(|(((desc, before), after), exact)| ExpectedState {
+            desc: desc.clone(),
+            before: before.clone(),
+            after,
+            exact,
+        })
+        .collect();
+    (expected, states)
 }
 
 /// Where one binding lies in its pool.
