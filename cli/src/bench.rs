@@ -1,5 +1,6 @@
 //! `gemel bench`: prefill and decode speed, in the shape of llama-bench's table.
 
+use std::io::Write;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
@@ -11,11 +12,16 @@ use gemel_engine::kv_cache::SeqId;
 use gemel_engine::load::Loaded;
 use serde_json::json;
 
-use crate::options::ModelArgs;
+use crate::options::{ModelArgs, count};
 use crate::session;
 
 /// Arguments of `gemel bench`.
 #[derive(Args, Debug)]
+#[command(
+    after_help = "-p, -n and -d take lists: -p 128,512. The context size (-c) is what the tests need unless given.\n\
+    A depth is assumed, not computed: what is cached there is of the right size and means nothing.\n\
+    Every test runs once more than -r says; the first run compiles kernels and does not count."
+)]
 pub(crate) struct BenchArgs {
     #[command(flatten)]
     model: ModelArgs,
@@ -47,10 +53,10 @@ pub(crate) struct BenchArgs {
     )]
     depth: Vec<usize>,
     /// Repetitions of each test
-    #[arg(short, long, default_value_t = 5, value_name = "N")]
+    #[arg(short, long, default_value_t = 5, value_parser = count, value_name = "N")]
     repetitions: usize,
     /// Table format
-    #[arg(short, long, value_enum, default_value_t = Format::Md)]
+    #[arg(short, long, value_enum, default_value_t = Format::Md, value_name = "FORMAT")]
     output: Format,
     /// Show what a decode step costs the host: uploads, submissions, read-back, time before the wait
     #[arg(long)]
@@ -151,6 +157,10 @@ fn at_depth(context: &mut Context, depth: usize) -> Result<SeqId> {
 
 fn measure(args: &BenchArgs, loaded: &mut Loaded) -> Result<Vec<Row>> {
     let context = &mut loaded.context;
+    let bar = session::count_bar("measuring");
+    let n_tests = |list: &[usize]| list.iter().filter(|&&n| n > 0).count();
+    let n_tests = args.depth.len() * (n_tests(&args.n_prompt) + n_tests(&args.n_gen));
+    bar.set_length((n_tests * (args.repetitions + 1)) as u64);
     let mut rows = Vec::new();
     let suffix = |depth: usize| {
         if depth == 0 {
@@ -167,6 +177,7 @@ fn measure(args: &BenchArgs, loaded: &mut Loaded) -> Result<Vec<Row>> {
                 let seq = at_depth(context, depth)?;
                 let time = prefill(context, seq, n)?;
                 context.remove(seq)?;
+                bar.inc(1);
                 if repetition > 0 {
                     rates.push(session::rate(n, time));
                 }
@@ -194,6 +205,7 @@ fn measure(args: &BenchArgs, loaded: &mut Loaded) -> Result<Vec<Row>> {
                     step = Some(step_cost(before, context.device().traffic(), host, n));
                 }
                 context.remove(seq)?;
+                bar.inc(1);
             }
             rows.push(Row {
                 test: format!("tg{n}{}", suffix(depth)),
@@ -205,6 +217,7 @@ fn measure(args: &BenchArgs, loaded: &mut Loaded) -> Result<Vec<Row>> {
             });
         }
     }
+    bar.finish_and_clear();
     Ok(rows)
 }
 
@@ -219,7 +232,7 @@ fn step_cost(before: Traffic, after: Traffic, host: Duration, n: usize) -> StepC
     }
 }
 
-fn print(args: &BenchArgs, loaded: &Loaded, rows: &[Row]) -> Result<()> {
+fn print(args: &BenchArgs, loaded: &Loaded, rows: &[Row], out: &mut dyn Write) -> Result<()> {
     let device = loaded.context.device();
     let model = loaded.metadata.opt_str("general.name")?.unwrap_or("?");
     let arch = &loaded.context.info().arch;
@@ -227,24 +240,27 @@ fn print(args: &BenchArgs, loaded: &Loaded, rows: &[Row]) -> Result<()> {
     let params = loaded.n_params as f64 / 1e6;
     match args.output {
         Format::Md => {
-            println!("| model | size | params | device | test | t/s |");
-            println!("| --- | ---: | ---: | --- | --- | ---: |");
+            writeln!(out, "| model | size | params | device | test | t/s |")?;
+            writeln!(out, "| --- | ---: | ---: | --- | --- | ---: |")?;
             for row in rows {
-                println!(
+                writeln!(
+                    out,
                     "| {arch} {model} | {size:.1} MiB | {params:.1} M | {} | {} | {:.2} ± {:.2} |",
                     device.name(),
                     row.test,
                     row.mean(),
                     row.deviation()
-                );
+                )?;
             }
         }
         Format::Csv => {
-            println!(
+            writeln!(
+                out,
                 "arch,model,size_bytes,params,device,test,n_prompt,n_gen,depth,tokens_per_s,deviation"
-            );
+            )?;
             for row in rows {
-                println!(
+                writeln!(
+                    out,
                     "{arch},\"{}\",{},{},{},{},{},{},{},{:.4},{:.4}",
                     model.replace('"', "\"\""),
                     loaded.weight_bytes,
@@ -256,17 +272,25 @@ fn print(args: &BenchArgs, loaded: &Loaded, rows: &[Row]) -> Result<()> {
                     row.depth,
                     row.mean(),
                     row.deviation()
-                );
+                )?;
             }
         }
         Format::Json => {
             let results: Vec<_> = rows
                 .iter()
                 .map(|row| {
-                    json!({
+                    let mut result = json!({
                         "test": row.test, "n_prompt": row.n_prompt, "n_gen": row.n_gen, "depth": row.depth,
                         "tokens_per_s": row.mean(), "deviation": row.deviation(), "samples": row.rates,
-                    })
+                    });
+                    if let Some(step) = row.step.filter(|_| args.explain) {
+                        result["step"] = json!({
+                            "host_us": step.host.as_secs_f64() * 1e6, "submits": step.submits,
+                            "uploaded_bytes": step.uploaded, "read_back_bytes": step.downloaded,
+                            "launches": step.launches,
+                        });
+                    }
+                    result
                 })
                 .collect();
             let part = |row: Option<&Row>, n: fn(&Row) -> usize| {
@@ -279,17 +303,19 @@ fn print(args: &BenchArgs, loaded: &Loaded, rows: &[Row]) -> Result<()> {
                 "decode": part(rows.iter().find(|row| row.n_gen > 0), |row| row.n_gen),
                 "results": results,
             });
-            println!("{}", serde_json::to_string_pretty(&report)?);
+            writeln!(out, "{}", serde_json::to_string_pretty(&report)?)?;
         }
     }
-    if args.explain {
-        println!(
+    if args.explain && args.output == Format::Md {
+        writeln!(
+            out,
             "\n| test | host us/step | submits/step | uploaded B/step | read back B/step | launches/step |"
-        );
-        println!("| --- | ---: | ---: | ---: | ---: | ---: |");
+        )?;
+        writeln!(out, "| --- | ---: | ---: | ---: | ---: | ---: |")?;
         for row in rows {
             if let Some(step) = row.step {
-                println!(
+                writeln!(
+                    out,
                     "| {} | {:.0} | {:.2} | {:.0} | {:.0} | {:.0} |",
                     row.test,
                     step.host.as_secs_f64() * 1e6,
@@ -297,7 +323,7 @@ fn print(args: &BenchArgs, loaded: &Loaded, rows: &[Row]) -> Result<()> {
                     step.uploaded,
                     step.downloaded,
                     step.launches
-                );
+                )?;
             }
         }
     }
@@ -306,10 +332,16 @@ fn print(args: &BenchArgs, loaded: &Loaded, rows: &[Row]) -> Result<()> {
 
 /// Runs the command.
 pub(crate) fn bench(args: &BenchArgs) -> Result<()> {
-    if args.repetitions == 0 {
-        bail!("nothing to measure: -r must be at least 1");
+    if args.profile && args.output != Format::Md {
+        bail!("--profile prints a table of its own; leave -o out");
+    }
+    if args.explain && args.output == Format::Csv {
+        bail!("--explain has no place in the csv; use -o json or leave -o out");
     }
     let longest = |list: &[usize]| list.iter().copied().max().unwrap_or(0);
+    if longest(&args.n_prompt).max(longest(&args.n_gen)) == 0 {
+        bail!("nothing to measure: -p and -n are both 0");
+    }
     let needed = longest(&args.depth) + longest(&args.n_prompt).max(longest(&args.n_gen));
     if args.model.ctx_size.is_some_and(|n_ctx| n_ctx < needed) {
         bail!("a context of {needed} tokens is needed for these tests; raise -c or leave it out");
@@ -318,15 +350,16 @@ pub(crate) fn bench(args: &BenchArgs) -> Result<()> {
         ctx_size: Some(args.model.ctx_size.unwrap_or(needed.max(64))),
         ..args.model.clone()
     };
-    let mut loaded = session::open(&model, 1)?;
+    let mut loaded = session::open(&model, &model.open_file()?)?;
     let rows = measure(args, &mut loaded)?;
-    print(args, &loaded, &rows)?;
+    let mut out = std::io::stdout().lock();
+    print(args, &loaded, &rows, &mut out)?;
     if args.profile {
         let depth = longest(&args.depth);
-        profile(&mut loaded.context, depth)?;
+        profile(&mut loaded.context, depth, &mut out)?;
     }
     let memory = loaded.context.device().memory();
-    eprintln!(
+    note!(
         "{} MiB of device memory in use, {} MiB at most",
         memory.used >> 20,
         memory.peak >> 20
@@ -335,19 +368,20 @@ pub(crate) fn bench(args: &BenchArgs) -> Result<()> {
 }
 
 /// Times one decode step launch by launch.
-fn profile(context: &mut Context, depth: usize) -> Result<()> {
+fn profile(context: &mut Context, depth: usize, out: &mut dyn Write) -> Result<()> {
     let seq = at_depth(context, depth)?;
     decode(context, seq, 1)?;
     let Some(times) = context.profile_decode(depth + 2)? else {
-        println!("this device cannot time launches");
+        note!("this device cannot time launches");
         return Ok(());
     };
     let total: u64 = times.iter().map(|entry| entry.ns).sum();
-    println!("\n| op | launches | us | share | GB/s | GFLOP/s |");
-    println!("| --- | ---: | ---: | ---: | ---: | ---: |");
+    writeln!(out, "\n| op | launches | us | share | GB/s | GFLOP/s |")?;
+    writeln!(out, "| --- | ---: | ---: | ---: | ---: | ---: |")?;
     for entry in &times {
         let seconds = entry.ns as f64 / 1e9;
-        println!(
+        writeln!(
+            out,
             "| {} | {} | {:.0} | {:.1} % | {:.2} | {:.2} |",
             entry.op,
             entry.launches,
@@ -355,13 +389,14 @@ fn profile(context: &mut Context, depth: usize) -> Result<()> {
             100.0 * entry.ns as f64 / total as f64,
             entry.cost.bytes as f64 / seconds / 1e9,
             entry.cost.flops as f64 / seconds / 1e9
-        );
+        )?;
     }
-    println!(
+    writeln!(
+        out,
         "| all | {} | {:.0} | 100 % | | |",
         times.iter().map(|e| e.launches).sum::<usize>(),
         total as f64 / 1e3
-    );
+    )?;
     context.remove(seq)?;
     Ok(())
 }

@@ -1,17 +1,17 @@
 //! `gemel chat`: a conversation, turn by turn.
 
 use std::io::{BufRead as _, IsTerminal as _, Write as _};
-use std::sync::atomic::Ordering;
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, bail};
 use clap::Args;
 use gemel_engine::chat::{ChatTemplate, Message, RenderOptions, strip_bos};
-use gemel_engine::generate::{Event, GenerateOptions, generate};
+use gemel_engine::generate::{Event, GenerateOptions, StopReason, generate};
 use gemel_engine::kv_cache::SeqId;
 use gemel_engine::load::Loaded;
 
+use crate::options::limit;
 use crate::options::{ModelArgs, SamplingArgs};
-use crate::session;
+use crate::session::{self, Interrupt};
 
 /// Arguments of `gemel chat`.
 #[derive(Args, Debug)]
@@ -19,14 +19,14 @@ pub(crate) struct ChatArgs {
     #[command(flatten)]
     model: ModelArgs,
     /// System message (-sys)
-    #[arg(long, value_name = "TEXT")]
+    #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
     system: Option<String>,
     /// Chat template to use instead of the model's: a built-in name (chatml, gemma, llama3) or a file
     #[arg(long, value_name = "NAME|FILE")]
     chat_template: Option<String>,
-    /// Most new tokens of an answer
-    #[arg(short, long, value_name = "N")]
-    n_predict: Option<usize>,
+    /// Most new tokens of an answer; -1 is no limit [default: until the model ends its turn]
+    #[arg(short, long, allow_negative_numbers = true, value_name = "N")]
+    n_predict: Option<i64>,
     #[command(flatten)]
     sampling: SamplingArgs,
 }
@@ -85,13 +85,17 @@ impl Conversation {
 
 /// Runs the command.
 pub(crate) fn chat(args: &ChatArgs) -> Result<()> {
-    let interrupted = session::interrupt_flag()?;
-    let mut loaded = session::open(&args.model, 1)?;
-    let template = session::chat_template(&loaded, args.chat_template.as_deref())?
-        .context("this model has no chat template; name one with --chat-template (chatml, gemma, llama3 or a file)")?;
-    let mut sampler = session::sampler(&loaded, &args.sampling, args.model.verbose)?;
+    let file = args.model.open_file()?;
+    let params = args.sampling.params(file.metadata())?;
+    let wanted = args.chat_template.as_deref();
+    session::check_template(file.metadata(), wanted, Some("a conversation"))?;
+    let interrupt = Interrupt::install()?;
+    let mut loaded = session::open(&args.model, &file)?;
+    let template = session::chat_template(&loaded, wanted)?
+        .context("this model has no chat template; name one with --chat-template")?;
+    let new_sampler = session::sampler(&loaded, &args.sampling, params, args.model.verbose)?;
     let options = GenerateOptions {
-        max_tokens: args.n_predict,
+        max_tokens: limit(args.n_predict),
         ..GenerateOptions::default()
     };
     let mut talk = Conversation {
@@ -108,21 +112,20 @@ pub(crate) fn chat(args: &ChatArgs) -> Result<()> {
     let mut lines = std::io::stdin().lock().lines();
     let mut stdout = std::io::stdout().lock();
     if interactive {
-        eprintln!("{HELP}\n");
+        note!("{HELP}\n");
     }
-    loop {
+    for turn in 0.. {
         if interactive {
             write!(stdout, "> ")?;
             stdout.flush()?;
         }
-        interrupted.store(false, Ordering::SeqCst);
         let Some(line) = lines.next() else { break };
         let line = line.context("reading standard input")?;
         match line.trim() {
             "" => continue,
             "/exit" | "/quit" => break,
             "/help" => {
-                eprintln!("{HELP}");
+                note!("{HELP}");
                 continue;
             }
             "/reset" => {
@@ -146,14 +149,19 @@ pub(crate) fn chat(args: &ChatArgs) -> Result<()> {
                 continue;
             }
             command if command.starts_with('/') => {
-                eprintln!("unknown command {command}\n{HELP}");
+                note!("unknown command {command}\n{HELP}");
                 continue;
             }
             text => talk.messages.push(Message::new("user", text)),
         }
         let ids = talk.ids(&loaded, &template)?;
         let rest = talk.rest(&mut loaded, &ids)?;
+        // The penalties look at the conversation as it is now, which /undo and /reset may have cut; the turn's number
+        // keeps the draws apart.
+        let mut sampler = new_sampler.clone().with_sequence(turn);
         sampler.prime(&ids[..ids.len() - rest.len()]);
+        let bar = session::count_bar("reading the prompt");
+        interrupt.begin();
         let result = generate(
             &mut loaded.context,
             &loaded.tokenizer,
@@ -162,23 +170,39 @@ pub(crate) fn chat(args: &ChatArgs) -> Result<()> {
             &mut sampler,
             &options,
             &mut |event| {
-                if let Event::Text(text) = event {
-                    let written = stdout
-                        .write_all(text.as_bytes())
-                        .and_then(|()| stdout.flush());
-                    if written.is_err() {
-                        return false;
+                match event {
+                    Event::Prefill { done, total } if done < total => {
+                        bar.set_length(total as u64);
+                        bar.set_position(done as u64);
+                    }
+                    Event::Prefill { .. } => {
+                        bar.finish_and_clear();
+                        session::answering(true);
+                    }
+                    Event::Text(text) => {
+                        let written = stdout
+                            .write_all(text.as_bytes())
+                            .and_then(|()| stdout.flush());
+                        if written.is_err() {
+                            return false;
+                        }
                     }
                 }
-                !interrupted.load(Ordering::SeqCst)
+                !interrupt.asked()
             },
         );
+        interrupt.end();
+        session::answering(false);
+        bar.finish_and_clear();
         let generated = match result {
             Ok(generated) => generated,
             Err(error) => {
                 // The question is taken back, so that a shorter one can follow.
                 talk.messages.pop();
-                eprintln!("error: {error}");
+                if !interactive {
+                    bail!(error);
+                }
+                note!("error: {error}; /undo and /reset make room");
                 continue;
             }
         };
@@ -188,6 +212,11 @@ pub(crate) fn chat(args: &ChatArgs) -> Result<()> {
         talk.cached = ids;
         talk.cached.extend(&generated.ids);
         talk.cached.truncate(loaded.context.cache().len(talk.seq)?);
+        if generated.ids.is_empty() && generated.reason == StopReason::Cancelled {
+            // Stopped before a word was said: the question was not answered and does not count.
+            talk.messages.pop();
+            continue;
+        }
         talk.messages
             .push(Message::new("assistant", &generated.text));
     }

@@ -1,6 +1,6 @@
 //! From a `--device` string to a device: the only place that names backends.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use anyhow::{Context as _, Result};
 use gemel_core::Device;
@@ -9,7 +9,7 @@ use gemel_core::reference::ReferenceDevice;
 use gemel_wgpu::{LimitOverrides, Progress, WgpuDevice, WgpuOptions};
 
 use crate::options::ModelArgs;
-use crate::session::count_bar;
+use crate::session;
 
 /// Opens the device that the arguments name.
 pub(crate) fn open(args: &ModelArgs) -> Result<Arc<dyn Device>> {
@@ -20,21 +20,21 @@ pub(crate) fn open(args: &ModelArgs) -> Result<Arc<dyn Device>> {
             .context("setting the number of threads (-t)")?;
     }
     if args.device == "reference" {
-        eprintln!("running on the reference: exact and slow");
+        note!("running on the reference: exact and slow");
         return Ok(Arc::new(ReferenceDevice::new()));
     }
-    let bar = count_bar("compiling kernels");
+    let shown = Mutex::new(None);
     let mut options = WgpuOptions::new(args.device.clone());
     options.progress = Some(Progress(Arc::new(move |done, total| {
-        // A handful of kernels is not worth a bar.
-        if total > 4 {
-            bar.set_length(total as u64);
-            bar.set_position(done as u64);
-            if done == total {
-                bar.finish_and_clear();
-                bar.reset();
-            }
+        let mut shown = shown.lock().unwrap_or_else(PoisonError::into_inner);
+        // A handful of kernels is not worth a bar, and a bar must not cover text.
+        if done >= total || total <= 4 || session::is_answering() {
+            *shown = None;
+            return;
         }
+        let bar = shown.get_or_insert_with(|| session::count_bar("compiling kernels"));
+        bar.set_length(total as u64);
+        bar.set_position(done as u64);
     })));
     if let Some(mib) = args.memory {
         options.limits = Some(LimitOverrides {
@@ -44,7 +44,7 @@ pub(crate) fn open(args: &ModelArgs) -> Result<Arc<dyn Device>> {
     }
     let device = WgpuDevice::open(&options)?;
     if device.caps().class == DeviceClass::Software {
-        eprintln!(
+        note!(
             "no GPU in use: {} computes on the CPU, slowly",
             device.description()
         );

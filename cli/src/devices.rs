@@ -1,5 +1,7 @@
 //! `gemel devices`: what models can run on.
 
+use std::io::Write as _;
+
 use anyhow::{Result, bail};
 use clap::Args;
 use gemel_wgpu::{WgpuOptions, enumerate};
@@ -16,6 +18,7 @@ pub(crate) struct DevicesArgs {
 /// Runs the command.
 pub(crate) fn devices(args: &DevicesArgs) -> Result<()> {
     let adapters = enumerate(&WgpuOptions::new("wgpu"));
+    let mut out = std::io::stdout().lock();
     if args.json {
         let list: Vec<_> = adapters
             .iter()
@@ -33,15 +36,17 @@ pub(crate) fn devices(args: &DevicesArgs) -> Result<()> {
                 })
             })
             .collect();
-        println!("{}", serde_json::to_string_pretty(&list)?);
+        writeln!(out, "{}", serde_json::to_string_pretty(&list)?)?;
     } else {
-        println!(
+        writeln!(
+            out,
             "{:<10} {:<11} {:<8} {:>11} {:>5} {:>9}  adapter",
             "name", "class", "backend", "memory MiB", "f16", "subgroup"
-        );
+        )?;
         for adapter in &adapters {
             let caps = &adapter.caps;
-            println!(
+            writeln!(
+                out,
                 "{:<10} {:<11} {:<8} {:>11} {:>5} {:>9}  {} ({})",
                 adapter.name,
                 caps.class.name(),
@@ -51,12 +56,13 @@ pub(crate) fn devices(args: &DevicesArgs) -> Result<()> {
                 caps.warp.map_or("no".to_owned(), |n| n.to_string()),
                 adapter.adapter,
                 adapter.driver
-            );
+            )?;
         }
-        println!(
+        writeln!(
+            out,
             "{:<10} {:<11} {:<8} {:>11} {:>5} {:>9}  f64 definitions of the ops, for checking",
             "reference", "reference", "host", "-", "-", "-"
-        );
+        )?;
     }
     if adapters.is_empty() {
         bail!(

@@ -33,7 +33,7 @@ pub(crate) struct InspectArgs {
     /// Print JSON
     #[arg(long)]
     json: bool,
-    /// Replace a metadata value, e.g. tokenizer.ggml.pre=str:smollm
+    /// Replace a metadata value, e.g. tokenizer.ggml.pre=str:smollm; may be repeated
     #[arg(long, value_name = "KEY=TYPE:VALUE")]
     override_kv: Vec<String>,
 }

@@ -1,9 +1,10 @@
 //! `gemel`: runs published GGUF language models on any GPU.
 #![forbid(unsafe_code)]
-#![allow(
-    clippy::print_stdout,
-    reason = "printing is what a command-line program does"
-)]
+
+/// One line on standard error, for people: notes, speeds, warnings, errors.
+macro_rules! note {
+    ($($text:tt)*) => { $crate::session::note(&format!($($text)*)) };
+}
 
 mod bench;
 mod chat;
@@ -17,7 +18,7 @@ mod session;
 
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory as _, Parser, Subcommand};
 
 /// Runs published GGUF language models on any GPU.
 #[derive(Debug, Parser)]
@@ -44,7 +45,7 @@ enum Command {
 }
 
 fn main() -> ExitCode {
-    let args = options::spell_out(std::env::args_os());
+    let args = options::spell_out(std::env::args_os(), &Cli::command());
     let result = match Cli::parse_from(args).command {
         Command::Run(args) => run::run(&args),
         Command::Chat(args) => chat::chat(&args),
@@ -57,7 +58,7 @@ fn main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) if is_closed_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("error: {error:#}");
+            note!("error: {error:#}");
             ExitCode::FAILURE
         }
     }
@@ -73,7 +74,11 @@ fn is_closed_pipe(error: &anyhow::Error) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use clap::CommandFactory;
+
+    fn parse(line: &[&str]) -> Result<Command, clap::Error> {
+        let args = options::spell_out(line.iter().map(Into::into), &Cli::command());
+        Cli::try_parse_from(args).map(|cli| cli.command)
+    }
 
     #[test]
     fn the_flags_are_consistent() {
@@ -84,12 +89,38 @@ mod tests {
     fn flags_people_already_type_are_understood() {
         let line = "gemel run -m x.gguf -p hi -n 8 -c 512 -b 64 -ub 32 -t 2 -s 7 --temp 0 --top-k 5 --top-p 0.9 \
                     --min-p 0.1 -ctk q8_0 -ctv f16 --device reference -v";
-        let args = options::spell_out(line.split_whitespace().map(Into::into));
-        let Command::Run(args) = Cli::parse_from(args).command else {
+        let words: Vec<_> = line.split_whitespace().collect();
+        let Ok(Command::Run(args)) = parse(&words) else {
             panic!("run was asked for");
         };
         assert_eq!(args.model.ubatch_size, 32, "-ub");
         assert_eq!(args.model.cache_type_k, gemel_core::DType::Q8_0, "-ctk");
         assert_eq!(args.sampling.top_k, Some(5), "--top-k");
+    }
+
+    #[test]
+    fn values_are_not_taken_for_flags() {
+        for prompt in ["-ub", "-ctk", "-n", "--", "-sys"] {
+            let line = ["gemel", "run", "-m", "x.gguf", "-p", prompt, "-ub", "7"];
+            let Ok(Command::Run(args)) = parse(&line) else {
+                panic!("{prompt}: run was asked for");
+            };
+            assert_eq!(args.prompt.as_deref(), Some(prompt));
+            assert_eq!(args.model.ubatch_size, 7, "-ub after -p {prompt}");
+        }
+        let Ok(Command::Inspect(_)) = parse(&["gemel", "inspect", "--", "-ub"]) else {
+            panic!("a file may be called -ub");
+        };
+    }
+
+    #[test]
+    fn minus_one_means_no_limit() {
+        let line = "gemel run -m x.gguf -p hi -n -1 -s -1 --repeat-last-n -1 -ngl -1";
+        let words: Vec<_> = line.split_whitespace().collect();
+        let Ok(Command::Run(args)) = parse(&words) else {
+            panic!("run was asked for");
+        };
+        assert_eq!(options::limit(args.n_predict), None);
+        assert_eq!(options::limit(Some(5)), Some(5));
     }
 }

@@ -2,7 +2,6 @@
 
 use std::io::{IsTerminal as _, Read as _, Write as _};
 use std::path::PathBuf;
-use std::sync::atomic::Ordering;
 
 use anyhow::{Context as _, Result, bail};
 use clap::Args;
@@ -10,25 +9,41 @@ use gemel_engine::chat::{Message, RenderOptions, strip_bos};
 use gemel_engine::generate::{Event, GenerateOptions, generate};
 use gemel_engine::load::Loaded;
 
+use crate::options::limit;
 use crate::options::{ModelArgs, SamplingArgs};
-use crate::session;
+use crate::session::{self, Interrupt};
 
 /// Arguments of `gemel run`.
 #[derive(Args, Debug)]
+#[command(
+    after_help = "The answer goes to standard output, everything else to standard error.\n\
+    Ctrl-C ends the answer and keeps what was said (exit code 0); a second one ends the program (exit code 130)."
+)]
 pub(crate) struct RunArgs {
     #[command(flatten)]
     pub(crate) model: ModelArgs,
     /// The prompt; without -p and -f it is read from standard input
-    #[arg(short, long, value_name = "TEXT", conflicts_with = "file")]
+    #[arg(
+        short,
+        long,
+        value_name = "TEXT",
+        conflicts_with = "file",
+        allow_hyphen_values = true
+    )]
     pub(crate) prompt: Option<String>,
-    /// Read the prompt from a file
+    /// Read the prompt from a file; its last line break is left out, as with standard input
     #[arg(short, long, value_name = "FILE")]
     pub(crate) file: Option<PathBuf>,
-    /// Most new tokens [default: until the model ends its turn or the context is full]
-    #[arg(short, long, value_name = "N")]
-    pub(crate) n_predict: Option<usize>,
+    /// Most new tokens; -1 is no limit [default: until the model ends its turn or the context is full]
+    #[arg(short, long, allow_negative_numbers = true, value_name = "N")]
+    pub(crate) n_predict: Option<i64>,
     /// System message for the chat template (-sys)
-    #[arg(long, value_name = "TEXT")]
+    #[arg(
+        long,
+        value_name = "TEXT",
+        allow_hyphen_values = true,
+        conflicts_with = "raw"
+    )]
     pub(crate) system: Option<String>,
     /// Continue the text as it is, without the model's chat template
     #[arg(long, conflicts_with = "chat_template")]
@@ -37,7 +52,7 @@ pub(crate) struct RunArgs {
     #[arg(long, value_name = "NAME|FILE")]
     pub(crate) chat_template: Option<String>,
     /// Text that ends the answer; may be repeated
-    #[arg(long, value_name = "TEXT")]
+    #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
     pub(crate) stop: Vec<String>,
     /// Go on after tokens that end a turn
     #[arg(long)]
@@ -54,7 +69,13 @@ fn read_prompt(args: &RunArgs) -> Result<String> {
         let bytes = std::fs::read(path)
             .with_context(|| format!("reading the prompt from {}", path.display()))?;
         return String::from_utf8(bytes)
-            .with_context(|| format!("the prompt in {} is not UTF-8", path.display()));
+            .with_context(|| {
+                format!(
+                    "the prompt in {} is not UTF-8 text; convert it",
+                    path.display()
+                )
+            })
+            .map(without_last_break);
     }
     let mut stdin = std::io::stdin();
     if stdin.is_terminal() {
@@ -64,7 +85,18 @@ fn read_prompt(args: &RunArgs) -> Result<String> {
     stdin
         .read_to_string(&mut prompt)
         .context("reading the prompt from standard input")?;
-    Ok(prompt)
+    Ok(without_last_break(prompt))
+}
+
+/// Editors and `echo` end a text with a line break that is no part of the question.
+fn without_last_break(mut text: String) -> String {
+    if text.ends_with('\n') {
+        text.pop();
+        if text.ends_with('\r') {
+            text.pop();
+        }
+    }
+    text
 }
 
 /// The prompt as token ids: through the chat template where there is one.
@@ -76,11 +108,6 @@ fn prompt_ids(loaded: &Loaded, args: &RunArgs, prompt: &str) -> Result<Vec<u32>>
         session::chat_template(loaded, args.chat_template.as_deref())?
     };
     let Some(template) = template else {
-        if args.system.is_some() {
-            bail!(
-                "--system needs a chat template, and this model has none; name one with --chat-template"
-            );
-        }
         return Ok(tokenizer.encode(prompt, true, true));
     };
     let mut messages = Vec::new();
@@ -104,19 +131,28 @@ fn prompt_ids(loaded: &Loaded, args: &RunArgs, prompt: &str) -> Result<Vec<u32>>
 /// Runs the command.
 pub(crate) fn run(args: &RunArgs) -> Result<()> {
     let prompt = read_prompt(args)?;
-    let interrupted = session::interrupt_flag()?;
-    let mut loaded = session::open(&args.model, 1)?;
+    if prompt.trim().is_empty() && !args.raw {
+        bail!("the prompt is empty; give some text with -p TEXT, -f FILE or on standard input");
+    }
+    // What needs no device is checked before one is opened.
+    let file = args.model.open_file()?;
+    let params = args.sampling.params(file.metadata())?;
+    let needed_by = args.system.as_ref().map(|_| "--system");
+    session::check_template(file.metadata(), args.chat_template.as_deref(), needed_by)?;
+    let interrupt = Interrupt::install()?;
+    let mut loaded = session::open(&args.model, &file)?;
     let ids = prompt_ids(&loaded, args, &prompt)?;
-    let mut sampler = session::sampler(&loaded, &args.sampling, args.model.verbose)?;
+    let mut sampler = session::sampler(&loaded, &args.sampling, params, args.model.verbose)?;
     let seq = loaded.context.create()?;
     let options = GenerateOptions {
-        max_tokens: args.n_predict,
+        max_tokens: limit(args.n_predict),
         stop: args.stop.clone(),
         ignore_eog: args.ignore_eos,
     };
     let bar = session::count_bar("reading the prompt");
     let mut stdout = std::io::stdout().lock();
     let mut write_error = None;
+    interrupt.begin();
     let generated = generate(
         &mut loaded.context,
         &loaded.tokenizer,
@@ -130,7 +166,10 @@ pub(crate) fn run(args: &RunArgs) -> Result<()> {
                     bar.set_length(total as u64);
                     bar.set_position(done as u64);
                 }
-                Event::Prefill { .. } => bar.finish_and_clear(),
+                Event::Prefill { .. } => {
+                    bar.finish_and_clear();
+                    session::answering(true);
+                }
                 Event::Text(text) => {
                     let written = stdout
                         .write_all(text.as_bytes())
@@ -141,9 +180,13 @@ pub(crate) fn run(args: &RunArgs) -> Result<()> {
                     }
                 }
             }
-            !interrupted.load(Ordering::SeqCst)
+            !interrupt.asked()
         },
-    )?;
+    );
+    interrupt.end();
+    session::answering(false);
+    bar.finish_and_clear();
+    let generated = generated?;
     if let Some(error) = write_error {
         return Err(error.into());
     }

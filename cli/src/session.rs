@@ -1,32 +1,57 @@
 //! A model opened for a command: device, progress bars, sequence, sampler, and the closing line.
 
-use std::sync::Arc;
+use std::io::Write as _;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, bail};
 use gemel_core::Device;
 use gemel_engine::chat::{ChatTemplate, template_source};
 use gemel_engine::generate::{Generated, StopReason};
-use gemel_engine::load::{Loaded, load};
-use gemel_engine::sampler::{DEFAULT_DRY_BREAKERS, DryBreakers, Sampler};
-use indicatif::{ProgressBar, ProgressStyle};
+use gemel_engine::gguf::{GgufFile, Metadata};
+use gemel_engine::load::{LoadError, Loaded, load};
+use gemel_engine::sampler::{DEFAULT_DRY_BREAKERS, DryBreakers, Sampler, SamplerParams};
+use indicatif::{MultiProgress, ProgressBar, ProgressFinish, ProgressStyle};
 
 use crate::device;
 use crate::options::{ModelArgs, SamplingArgs};
 
+/// All bars, so that lines of text and other bars do not overwrite one another.
+static BARS: LazyLock<MultiProgress> = LazyLock::new(MultiProgress::new);
+
+/// Whether an answer is being written: a bar would then be drawn over its last line.
+static ANSWERING: AtomicBool = AtomicBool::new(false);
+
+/// Prints a line on standard error; see `note!`. That nobody reads it is no reason to stop.
+pub(crate) fn note(text: &str) {
+    BARS.suspend(|| drop(writeln!(std::io::stderr(), "{text}")));
+}
+
+/// Says that text of an answer follows, or no longer does.
+pub(crate) fn answering(is: bool) {
+    ANSWERING.store(is, Ordering::Relaxed);
+}
+
+/// Whether text of an answer is being written.
+pub(crate) fn is_answering() -> bool {
+    ANSWERING.load(Ordering::Relaxed)
+}
+
 /// Opens the device and loads the model, with a progress bar.
-pub(crate) fn open(args: &ModelArgs, n_seqs: usize) -> Result<Loaded> {
-    let file = args.open_file()?;
+pub(crate) fn open(args: &ModelArgs, file: &GgufFile) -> Result<Loaded> {
     let device = device::open(args)?;
-    let options = gemel_engine::load::LoadOptions {
-        n_seqs,
-        ..args.load_options()
-    };
+    let options = args.load_options();
     let bar = bytes_bar(&format!("loading {}", args.model.display()));
-    let loaded = load(&file, device, &options, &mut |done, total| {
+    let loaded = load(file, device, &options, &mut |done, total| {
         bar.set_length(total);
         bar.set_position(done);
+    })
+    .map_err(|error| match (error, args.memory) {
+        (error @ LoadError::TooLarge { .. }, Some(mib)) => {
+            anyhow::Error::new(error).context(format!("--memory allows {mib} MiB"))
+        }
+        (error, _) => error.into(),
     })
     .with_context(|| format!("loading {}", args.model.display()));
     bar.finish_and_clear();
@@ -40,7 +65,13 @@ pub(crate) fn open(args: &ModelArgs, n_seqs: usize) -> Result<Loaded> {
 fn report(loaded: &Loaded) {
     let info = loaded.context.info();
     let config = loaded.context.cache().config();
-    eprintln!(
+    let device = loaded.context.device();
+    note!(
+        "device: {}, {} MiB of memory",
+        device.description(),
+        device.memory().total >> 20
+    );
+    note!(
         "model: {}, {} layers, width {}, vocabulary {}, {:.1} M parameters, {} MiB of weights",
         info.arch,
         info.n_layers,
@@ -49,7 +80,7 @@ fn report(loaded: &Loaded) {
         loaded.n_params as f64 / 1e6,
         loaded.weight_bytes >> 20
     );
-    eprintln!(
+    note!(
         "cache: {} tokens x {} sequences, K {}, V {}, {:.1} MiB; micro-batch {}",
         config.n_ctx,
         config.n_seqs,
@@ -73,30 +104,63 @@ pub(crate) fn count_bar(what: &str) -> ProgressBar {
 fn bar(what: &str, template: &str) -> ProgressBar {
     let style =
         ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar());
-    ProgressBar::new(0)
-        .with_style(style)
-        .with_message(what.to_owned())
+    BARS.add(
+        ProgressBar::new(0)
+            .with_style(style)
+            .with_message(what.to_owned())
+            .with_finish(ProgressFinish::AndClear),
+    )
 }
 
-/// A flag that Ctrl-C sets. A second Ctrl-C ends the program at once.
-pub(crate) fn interrupt_flag() -> Result<Arc<AtomicBool>> {
-    let flag = Arc::new(AtomicBool::new(false));
-    let handler_flag = flag.clone();
-    ctrlc::set_handler(move || {
-        if handler_flag.swap(true, Ordering::SeqCst) {
-            std::process::exit(130);
-        }
-    })
-    .context("installing the Ctrl-C handler")?;
-    Ok(flag)
+/// What Ctrl-C does: the first one ends the work in progress cleanly, a second one, or one where there is nothing to
+/// end cleanly, the program.
+#[derive(Debug, Default)]
+pub(crate) struct Interrupt {
+    asked: AtomicBool,
+    busy: AtomicBool,
 }
 
-/// A sampler with the model's defaults and the user's values.
-pub(crate) fn sampler(loaded: &Loaded, args: &SamplingArgs, verbose: bool) -> Result<Sampler> {
-    let params = args.params(&loaded.metadata)?;
+impl Interrupt {
+    /// Takes over Ctrl-C; until `begin` it ends the program.
+    pub(crate) fn install() -> Result<Arc<Self>> {
+        let interrupt = Arc::new(Self::default());
+        let handler = interrupt.clone();
+        ctrlc::set_handler(move || {
+            if !handler.busy.load(Ordering::SeqCst) || handler.asked.swap(true, Ordering::SeqCst) {
+                std::process::exit(130);
+            }
+        })
+        .context("installing the Ctrl-C handler")?;
+        Ok(interrupt)
+    }
+
+    /// Work begins that looks at `asked`.
+    pub(crate) fn begin(&self) {
+        self.asked.store(false, Ordering::SeqCst);
+        self.busy.store(true, Ordering::SeqCst);
+    }
+
+    /// That work is over.
+    pub(crate) fn end(&self) {
+        self.busy.store(false, Ordering::SeqCst);
+    }
+
+    /// Whether the work should end.
+    pub(crate) fn asked(&self) -> bool {
+        self.asked.load(Ordering::SeqCst)
+    }
+}
+
+/// A sampler with `params`, which come from `SamplingArgs::params`.
+pub(crate) fn sampler(
+    loaded: &Loaded,
+    args: &SamplingArgs,
+    params: SamplerParams,
+    verbose: bool,
+) -> Result<Sampler> {
     let seed = args.seed();
     if verbose {
-        eprintln!("sampling: seed {seed}, {params:?}");
+        note!("sampling: seed {seed}, {params:?}");
     }
     let needs_breakers = params.dry_multiplier != 0.0;
     let sampler = Sampler::new(params, seed)?;
@@ -132,18 +196,39 @@ pub(crate) fn chat_template(loaded: &Loaded, wanted: Option<&str>) -> Result<Opt
         }
         return Ok(Some(ChatTemplate::built_in(wanted, &bos, &eos)?));
     }
-    let lookup = |key: &str| {
-        loaded
-            .metadata
-            .opt_str(key)
-            .ok()
-            .flatten()
-            .map(str::to_owned)
-    };
-    match template_source(lookup, None) {
-        Ok(source) => Ok(Some(ChatTemplate::new(&source, &bos, &eos)?)),
-        Err(_) => Ok(None),
+    match own_template(&loaded.metadata) {
+        Some(source) => Ok(Some(
+            ChatTemplate::new(&source, &bos, &eos).context("the model's chat template")?,
+        )),
+        None => Ok(None),
     }
+}
+
+/// The source of the model's template.
+fn own_template(metadata: &Metadata) -> Option<String> {
+    let lookup = |key: &str| metadata.opt_str(key).ok().flatten().map(str::to_owned);
+    template_source(lookup, None).ok()
+}
+
+/// Fails before anything is loaded where a template is needed and there will be none.
+pub(crate) fn check_template(
+    metadata: &Metadata,
+    wanted: Option<&str>,
+    needed_by: Option<&str>,
+) -> Result<()> {
+    if let Some(wanted) = wanted {
+        if !std::path::Path::new(wanted).is_file() {
+            ChatTemplate::built_in(wanted, "", "")
+                .context("--chat-template names no file either")?;
+        }
+    } else if let Some(what) = needed_by
+        && own_template(metadata).is_none()
+    {
+        bail!(
+            "{what} needs a chat template, and this model has none; name one with --chat-template (chatml, gemma, llama3 or a file)"
+        );
+    }
+    Ok(())
 }
 
 /// Tokens per second, 0 for no time.
@@ -159,13 +244,13 @@ pub(crate) fn rate(n: usize, time: Duration) -> f64 {
 pub(crate) fn closing_line(generated: &Generated, device: &dyn Device) {
     match &generated.reason {
         StopReason::ContextFull { n_ctx } => {
-            eprintln!("stopped: the context of {n_ctx} tokens is full; raise it with -c");
+            note!("stopped: the context of {n_ctx} tokens is full; raise it with -c");
         }
-        StopReason::Cancelled => eprintln!("stopped by request"),
+        StopReason::Cancelled => note!("stopped by request (Ctrl-C)"),
         StopReason::EndOfGeneration | StopReason::StopString(_) | StopReason::Length => {}
     }
     let memory = device.memory();
-    eprintln!(
+    note!(
         "prefill {} tokens, {:.1} tok/s | decode {} tokens, {:.1} tok/s | {} MiB on {}",
         generated.n_prompt,
         rate(generated.n_prompt, generated.prefill),
