@@ -40,13 +40,18 @@ struct Conversation {
     system: Vec<Message>,
     messages: Vec<Message>,
     seq: SeqId,
-    /// Ids in the cache, in order.
-    cached: Vec<u32>,
+    /// Text up to the end of the last answer, as the template writes it, and the ids that the model read and drew for it.
+    said: (String, Vec<u32>),
+    /// How many of those ids are cached.
+    n_cached: usize,
 }
 
 impl Conversation {
-    /// Ids of the whole conversation with the assistant's turn opened.
-    fn ids(&self, loaded: &Loaded, template: &ChatTemplate) -> Result<Vec<u32>> {
+    /// The whole conversation with the assistant's turn opened, as text and as ids.
+    ///
+    /// What was said keeps the ids it was said with: the tokenizer may cut the same text in another way than the model
+    /// did, and what is cached would then be of no use.
+    fn render(&self, loaded: &Loaded, template: &ChatTemplate) -> Result<(String, Vec<u32>)> {
         let tokenizer = &loaded.tokenizer;
         let all: Vec<Message> = self.system.iter().chain(&self.messages).cloned().collect();
         let text = template.render(&all, &RenderOptions::default())?;
@@ -54,31 +59,35 @@ impl Conversation {
             .bos()
             .and_then(|id| tokenizer.token_text(id))
             .unwrap_or_default();
-        let text = if tokenizer.add_bos() {
+        if let Some(new) = text.strip_prefix(&self.said.0) {
+            let ids = tokenizer.encode(new, false, true);
+            // Text that begins with a marker is cut the same way with and without what comes before.
+            if ids.first().is_some_and(|&id| tokenizer.is_control(id)) {
+                return Ok((text, [&self.said.1[..], &ids].concat()));
+            }
+        }
+        let whole = if tokenizer.add_bos() {
             strip_bos(&text, bos)
         } else {
             &text
         };
-        Ok(tokenizer.encode(text, true, true))
+        let ids = tokenizer.encode(whole, true, true);
+        Ok((text, ids))
     }
 
     /// Keeps the cached prefix that `ids` shares and returns the rest, at least one token.
     fn rest<'a>(&mut self, loaded: &mut Loaded, ids: &'a [u32]) -> Result<&'a [u32]> {
-        let shared = self
-            .cached
-            .iter()
-            .zip(ids)
-            .take_while(|(a, b)| a == b)
-            .count();
+        let cached = &self.said.1[..self.n_cached];
+        let shared = cached.iter().zip(ids).take_while(|(a, b)| a == b).count();
         let shared = shared.min(ids.len().saturating_sub(1));
         if loaded.context.truncate(self.seq, shared).is_err() {
             // A sliding window that is gone cannot be restored: start over.
             loaded.context.remove(self.seq)?;
             self.seq = loaded.context.create()?;
-            self.cached.clear();
+            self.n_cached = 0;
             return Ok(ids);
         }
-        self.cached.truncate(shared);
+        self.n_cached = shared;
         Ok(&ids[shared..])
     }
 }
@@ -106,7 +115,8 @@ pub(crate) fn chat(args: &ChatArgs) -> Result<()> {
             .collect(),
         messages: Vec::new(),
         seq: loaded.context.create()?,
-        cached: Vec::new(),
+        said: (String::new(), Vec::new()),
+        n_cached: 0,
     };
     let interactive = std::io::stdin().is_terminal();
     let mut lines = std::io::stdin().lock().lines();
@@ -154,7 +164,7 @@ pub(crate) fn chat(args: &ChatArgs) -> Result<()> {
             }
             text => talk.messages.push(Message::new("user", text)),
         }
-        let ids = talk.ids(&loaded, &template)?;
+        let (mut said, mut ids) = talk.render(&loaded, &template)?;
         let rest = talk.rest(&mut loaded, &ids)?;
         // The penalties look at the conversation as it is now, which /undo and /reset may have cut; the turn's number
         // keeps the draws apart.
@@ -208,10 +218,10 @@ pub(crate) fn chat(args: &ChatArgs) -> Result<()> {
         };
         writeln!(stdout)?;
         session::closing_line(&generated, &**loaded.context.device());
-        // What is cached: the prompt and every generated token that was fed back.
-        talk.cached = ids;
-        talk.cached.extend(&generated.ids);
-        talk.cached.truncate(loaded.context.cache().len(talk.seq)?);
+        said.push_str(&generated.text);
+        ids.extend(&generated.ids);
+        talk.said = (said, ids);
+        talk.n_cached = loaded.context.cache().len(talk.seq)?.min(talk.said.1.len());
         if generated.ids.is_empty() && generated.reason == StopReason::Cancelled {
             // Stopped before a word was said: the question was not answered and does not count.
             talk.messages.pop();

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
 use gemel_core::Device;
+use gemel_core::op::DeviceClass;
 use gemel_engine::chat::{ChatTemplate, template_source};
 use gemel_engine::generate::{Generated, StopReason};
 use gemel_engine::gguf::{GgufFile, Metadata};
@@ -66,11 +67,11 @@ fn report(loaded: &Loaded) {
     let info = loaded.context.info();
     let config = loaded.context.cache().config();
     let device = loaded.context.device();
-    note!(
-        "device: {}, {} MiB of memory",
-        device.description(),
-        device.memory().total >> 20
-    );
+    let memory = match device.caps().class {
+        DeviceClass::Reference => "no limit of memory".to_owned(),
+        _ => format!("{} MiB of memory", device.memory().total >> 20),
+    };
+    note!("device: {}, {memory}", device.description());
     note!(
         "model: {}, {} layers, width {}, vocabulary {}, {:.1} M parameters, {} MiB of weights",
         info.arch,
