@@ -366,7 +366,7 @@ impl Runner {
             buffers.push(self.pools[name].clone());
         }
         let plan = Arc::new(layout.plan(cases, &buffers));
-        let fresh: Vec<String> = cases
+        let fresh: BTreeSet<String> = cases
             .iter()
             .flat_map(|case| {
                 case.launches
@@ -400,7 +400,7 @@ impl Runner {
             device.finish(pending)?;
             if run == 0 && !fresh.is_empty() {
                 let time = before.elapsed() + recorded;
-                let kernel = fresh.join(" + ");
+                let kernel = fresh.iter().cloned().collect::<Vec<_>>().join(" + ");
                 self.compiled.push(Compiled { kernel, time });
                 self.known.extend(fresh.iter().cloned());
             }
