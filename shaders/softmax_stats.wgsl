@@ -12,6 +12,9 @@
 // Nothing yet: the smallest finite number and no terms.
 const EMPTY: vec2<f32> = vec2<f32>(-0x1.fffffep+127f, 0.0);
 
+// Elements of a thread that are summed before they join the others.
+const RUN = 32u;
+
 var<workgroup> stats_of: array<vec2<f32>, THREADS>;
 
 // Maximum and sum of two sets.
@@ -47,8 +50,13 @@ fn softmax_stats(
     let end = min(first + p.slice, p.n);
     let x_row = row_offset(row, p.x_n1, p.x_s0, p.x_s1, p.x_off);
     var stats = EMPTY;
-    for (var i = first + thread; i < end; i += THREADS) {
-        stats = join(stats, vec2<f32>(x[x_row + i], 1.0));
+    // Runs are summed on their own: a thousand equal terms in a row would all be rounded the same way.
+    for (var run = first + thread; run < end; run += RUN * THREADS) {
+        var part = EMPTY;
+        for (var i = run; i < min(run + RUN * THREADS, end); i += THREADS) {
+            part = join(part, vec2<f32>(x[x_row + i], 1.0));
+        }
+        stats = join(stats, part);
     }
     stats = block_join(stats, thread);
     if (thread == 0u) {
