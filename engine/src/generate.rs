@@ -64,7 +64,7 @@ pub struct Generated {
     pub text: String,
     /// Why it ended.
     pub reason: StopReason,
-    /// Tokens of the prompt.
+    /// Tokens of the prompt that were read: all, unless the caller stopped before.
     pub n_prompt: usize,
     /// Time for the prompt.
     pub prefill: Duration,
@@ -155,7 +155,9 @@ pub fn generate(
 
     let start = Instant::now();
     let total = prompt.len();
+    let mut read = 0;
     let first = context.prefill(seq, prompt, head, &mut |done| {
+        read = done;
         on_event(Event::Prefill { done, total })
     })?;
     let mut result = Generated {
@@ -168,6 +170,7 @@ pub fn generate(
         decode: Duration::ZERO,
     };
     let Some(mut output) = first else {
+        result.n_prompt = read;
         return Ok(result);
     };
     on_event(Event::Prefill { done: total, total });
