@@ -43,7 +43,8 @@ pub(crate) fn is_answering() -> bool {
 pub(crate) fn open(args: &ModelArgs, file: &GgufFile) -> Result<Loaded> {
     let device = device::open(args)?;
     let options = args.load_options();
-    let bar = bytes_bar(&format!("loading {}", args.model.display()));
+    let name = args.model.file_name().unwrap_or_default();
+    let bar = bytes_bar(&format!("loading {}", name.display()));
     let loaded = load(file, device, &options, &mut |done, total| {
         bar.set_length(total);
         bar.set_position(done);
