@@ -61,7 +61,7 @@ pub(crate) struct BenchArgs {
     /// Show what a decode step costs the host: uploads, submissions, read-back, time before the wait
     #[arg(long)]
     explain: bool,
-    /// Time every launch of one decode step on the device, summed by op
+    /// Time every launch of one decode step on the device, summed over layers
     #[arg(long)]
     profile: bool,
 }
@@ -382,8 +382,9 @@ fn profile(context: &mut Context, depth: usize, out: &mut dyn Write) -> Result<(
         let seconds = entry.ns as f64 / 1e9;
         writeln!(
             out,
-            "| {} | {} | {:.0} | {:.1} % | {:.2} | {:.2} |",
+            "| {} | {} | {} | {:.0} | {:.1} % | {:.2} | {:.2} |",
             entry.op,
+            entry.node,
             entry.launches,
             entry.ns as f64 / 1e3,
             100.0 * entry.ns as f64 / total as f64,
@@ -393,7 +394,7 @@ fn profile(context: &mut Context, depth: usize, out: &mut dyn Write) -> Result<(
     }
     writeln!(
         out,
-        "| all | {} | {:.0} | 100 % | | |",
+        "| all | | {} | {:.0} | 100 % | | |",
         times.iter().map(|e| e.launches).sum::<usize>(),
         total as f64 / 1e3
     )?;

@@ -433,11 +433,13 @@ impl Context {
     }
 }
 
-/// Device time of one kind of op in a step.
+/// Device time of one kind of node in a step: the same op at the same place of every layer.
 #[derive(Clone, Debug, PartialEq)]
 pub struct OpTime {
     /// Name of the op.
     pub op: &'static str,
+    /// Label of the nodes without their layer, e.g. `ffn_down`.
+    pub node: String,
     /// Launches.
     pub launches: usize,
     /// Nanoseconds on the device.
@@ -463,7 +465,7 @@ impl Context {
         Ok(())
     }
 
-    /// Times one decode step at this length launch by launch, summed by op, slowest first.
+    /// Times one decode step at this length launch by launch, summed over layers, slowest first.
     /// `None` where the device cannot tell.
     ///
     /// # Errors
@@ -475,11 +477,13 @@ impl Context {
             return Ok(None);
         };
         let mut times = times.into_iter();
-        let mut sums: BTreeMap<&'static str, OpTime> = BTreeMap::new();
+        let mut sums: BTreeMap<(&'static str, String), OpTime> = BTreeMap::new();
         for step in &recording.plan.steps {
             let op = step.op.name();
-            let sum = sums.entry(op).or_insert(OpTime {
+            let node = without_layer(&step.label);
+            let sum = sums.entry((op, node.clone())).or_insert(OpTime {
                 op,
+                node,
                 launches: 0,
                 ns: 0,
                 cost: Cost::default(),
@@ -492,6 +496,16 @@ impl Context {
         list.sort_by_key(|entry| std::cmp::Reverse(entry.ns));
         Ok(Some(list))
     }
+}
+
+/// A node's label with every `blk.N.` left out.
+fn without_layer(label: &str) -> String {
+    let mut parts = label.split("blk.");
+    let mut node = parts.next().unwrap_or_default().to_owned();
+    for part in parts {
+        node.push_str(part.split_once('.').map_or(part, |(_, rest)| rest));
+    }
+    node
 }
 
 /// The 32-bit words of one row of an output in the read-back.
