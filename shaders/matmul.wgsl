@@ -60,12 +60,51 @@ fn matmul(
     for (var step = thread / QUADS; 4u * STEP * step < p.n; step += KSPLIT) {
         let column = 4u * STEP * step;
         let tile = base + (STEP * step / (4u * w_RUNS)) * w_TILE;
-        let in_tile = (STEP * step) % (4u * w_RUNS);
+        // Known to be zero where a step is a tile, so that two quads of one word load it once.
+        var in_tile = 0u;
+        if (4u * w_RUNS != STEP) {
+            in_tile = (STEP * step) % (4u * w_RUNS);
+        }
         var scale = w_scale(tile, h, in_tile >> 2u);
         var part: array<vec4<f32>, TOKENS>;
         var own: array<vec4<f32>, TOKENS>;
         for (var t = 0u; t < TOKENS; t++) {
             own[t] = v_own(x_row[t], column, thread);
+        }
+        if (STEP == 8u && TOKENS <= 4u) {
+            // Quads `q` and `q + 4` together: the nibbles of one word in the types of 32 columns.
+            var second: array<vec4<f32>, TOKENS>;
+            var second_scale = scale;
+            if (w_SPLIT) {
+                second_scale = w_scale(tile, h, (in_tile >> 2u) + 1u);
+            }
+            for (var q = 0u; q < 4u; q++) {
+                let i = column + 4u * q;
+                if (!w_SCALED && i >= p.n) {
+                    break;
+                }
+                var m = x_mask(w_quad(tile, h, in_tile + q), p.n - i);
+                if (w_MIN) {
+                    m = product_decode(m, scale);
+                }
+                for (var t = 0u; t < TOKENS; t++) {
+                    part[t] = product_add(m, v_quad(own[t], x_row[t], i, q), part[t]);
+                }
+                if (!w_SCALED && i + 16u >= p.n) {
+                    continue;
+                }
+                m = x_mask(w_quad(tile, h, in_tile + q + 4u), p.n - i - 16u);
+                if (w_MIN) {
+                    m = product_decode(m, second_scale);
+                }
+                for (var t = 0u; t < TOKENS; t++) {
+                    second[t] = product_add(m, v_quad(own[t], x_row[t], i + 16u, q + 4u), second[t]);
+                }
+            }
+            for (var t = 0u; t < TOKENS; t++) {
+                sum[t] = add_part(second[t], second_scale, add_part(part[t], scale, sum[t]));
+            }
+            continue;
         }
         for (var q = 0u; q < STEP; q++) {
             let i = column + 4u * q;
