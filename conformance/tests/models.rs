@@ -2,6 +2,7 @@
 //!
 //! `GEMEL_TEST_DEVICE` restricts the run to one device, `GEMEL_TEST_MODEL` to models whose name contains a text.
 #![allow(clippy::unwrap_used, reason = "a test may fail")]
+#![allow(clippy::print_stdout, reason = "near-ties are reported")]
 
 use std::cell::RefCell;
 use std::sync::Arc;

@@ -264,6 +264,28 @@ impl Graph {
         self.view(value, desc, wanted)
     }
 
+    /// One view over two views of the same storage that lie one after the other along an axis.
+    pub fn join(&mut self, a: ValueId, b: ValueId, axis: usize) -> Option<ValueId> {
+        let root = self.root(a);
+        let (first, second) = (self.desc(a), self.desc(b));
+        let mut joined = first.clone();
+        *joined.shape.get_mut(axis)? += second.shape.get(axis)?;
+        let expected = TensorDesc {
+            offset: first.offset + first.shape[axis] * first.strides[axis],
+            shape: {
+                let mut shape = first.shape.clone();
+                shape[axis] = second.shape[axis];
+                shape
+            },
+            ..first.clone()
+        };
+        if self.root(b) != root || *second != expected {
+            return None;
+        }
+        let label = self.values[a.0].label.clone();
+        Some(self.push(label, joined, Source::View { of: root }))
+    }
+
     /// Marks a value for read-back and returns its place in the order of outputs.
     pub fn output(&mut self, value: ValueId) -> usize {
         self.outputs.push(value);
@@ -277,5 +299,29 @@ impl Graph {
             root = of;
         }
         root
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn views_join_only_when_they_are_neighbours() {
+        let mut graph = Graph::new();
+        let all = graph.step_input("all", DType::F32, [5, 12, 4]);
+        let q = graph.narrow(all, 1, 0, 6).unwrap();
+        let k = graph.narrow(all, 1, 6, 3).unwrap();
+        let v = graph.narrow(all, 1, 9, 3).unwrap();
+        let qk = graph.join(q, k, 1).unwrap();
+        assert_eq!(
+            *graph.desc(qk),
+            graph.desc(all).narrow(1, 0, 9).unwrap(),
+            "heads of both"
+        );
+        assert!(graph.join(q, v, 1).is_none(), "k lies between");
+        assert!(graph.join(k, q, 1).is_none(), "the other way round");
+        let other = graph.step_input("other", DType::F32, [5, 3, 4]);
+        assert!(graph.join(q, other, 1).is_none(), "other storage");
     }
 }

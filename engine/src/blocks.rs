@@ -145,13 +145,27 @@ pub enum Qkv {
     Fused(Linear),
 }
 
+/// The first two projections of a gated FFN.
+#[derive(Clone, Debug)]
+pub enum GateUp {
+    /// Two matrices.
+    Split {
+        /// Gate.
+        gate: Linear,
+        /// Up.
+        up: Linear,
+    },
+    /// One matrix with the rows of both.
+    Stacked(Linear),
+}
+
 /// Gate, up and down of a gated FFN.
 #[derive(Clone, Debug)]
 pub struct GatedFfn {
-    /// Gate.
-    pub gate: Linear,
-    /// Up.
-    pub up: Linear,
+    /// Gate and up.
+    pub gate_up: GateUp,
+    /// Width between.
+    pub d_ff: usize,
     /// Down.
     pub down: Linear,
     /// Activation.
@@ -357,6 +371,32 @@ impl<'a> StepGraph<'a> {
         self.graph.apply(label, rope, &[x, self.positions, table])
     }
 
+    /// Rotates queries and keys: in one pass where they lie side by side.
+    ///
+    /// # Errors
+    /// Shapes that do not fit.
+    pub fn rope_qk(
+        &mut self,
+        layer: usize,
+        [q, k]: [ValueId; 2],
+        config: &RopeConfig,
+        table: &Tensor,
+    ) -> Result<[ValueId; 2], GraphError> {
+        let label = |what: &str| format!("blk.{layer}.{what}");
+        let Some(both) = self.graph.join(q, k, 1) else {
+            return Ok([
+                self.rope(&label("q_rope"), q, config, table)?,
+                self.rope(&label("k_rope"), k, config, table)?,
+            ]);
+        };
+        let (n_heads, n_kv_heads) = (self.graph.desc(q).shape[1], self.graph.desc(k).shape[1]);
+        let both = self.rope(&label("qk_rope"), both, config, table)?;
+        Ok([
+            self.graph.narrow(both, 1, 0, n_heads)?,
+            self.graph.narrow(both, 1, n_heads, n_kv_heads)?,
+        ])
+    }
+
     /// Writes `k` and `v` to the cache of a layer, then attends. `[n_tokens, n_heads * v_dim]`
     ///
     /// # Errors
@@ -408,8 +448,16 @@ impl<'a> StepGraph<'a> {
         ffn: &GatedFfn,
         x: ValueId,
     ) -> Result<ValueId, GraphError> {
-        let gate = self.linear(&ffn.gate, x)?;
-        let up = self.linear(&ffn.up, x)?;
+        let (gate, up) = match &ffn.gate_up {
+            GateUp::Split { gate, up } => (self.linear(gate, x)?, self.linear(up, x)?),
+            GateUp::Stacked(linear) => {
+                let both = self.linear(linear, x)?; // [n_tokens, 2 * d_ff]
+                (
+                    self.graph.narrow(both, 1, 0, ffn.d_ff)?,
+                    self.graph.narrow(both, 1, ffn.d_ff, ffn.d_ff)?,
+                )
+            }
+        };
         let y = self
             .graph
             .apply(format!("{label}.glu"), Glu { kind: ffn.kind }, &[gate, up])?;

@@ -3,7 +3,7 @@
 //! [`Gguf::parse`] is a pure function over the bytes of one file. It trusts nothing: every count,
 //! length, offset and size is checked against the length of the file before it is used, and what it
 //! allocates is bounded by that length. [`GgufFile`] opens a file, or all shards of a set, maps them and
-//! hands out tensors as slices of the map. [`write`] makes files, for tests and synthetic models.
+//! hands out tensors as slices of the map. [`mod@write`] makes files, for tests and synthetic models.
 //!
 //! # Source
 //! The GGUF format text of ggml, versions 2 and 3; versions differ only in byte order.

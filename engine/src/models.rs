@@ -262,9 +262,8 @@ impl DenseParams {
         }
         let widest = [
             d_model,
-            d_ff,
-            n_heads * k_dim,
-            (n_heads + 2 * n_kv_heads) * k_dim,
+            2 * d_ff,
+            (n_heads + 2 * n_kv_heads) * k_dim.max(v_dim),
         ];
         Ok(Self {
             info: ModelInfo {

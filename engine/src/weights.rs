@@ -82,26 +82,28 @@ pub struct Linear {
 
 #[derive(Clone, Debug)]
 enum Request {
-    /// A matrix in its own type.
-    Matrix(TensorInfo),
+    /// Matrices of one type and width in that type, the rows of each after those of the one before.
+    Matrix(Vec<TensorInfo>),
     /// Vectors converted to f32, one after the other.
     Vectors(Vec<TensorInfo>),
 }
 
 impl Request {
-    fn name(&self) -> &str {
+    fn infos(&self) -> &[TensorInfo] {
         match self {
-            Self::Matrix(info) => &info.name,
-            Self::Vectors(infos) => infos.first().map_or("", |info| &info.name),
+            Self::Matrix(infos) | Self::Vectors(infos) => infos,
         }
+    }
+
+    /// The names of its tensors.
+    fn name(&self) -> String {
+        let names: Vec<&str> = self.infos().iter().map(|info| info.name.as_str()).collect();
+        names.join("+")
     }
 
     /// Bytes in the file.
     fn file_bytes(&self) -> u64 {
-        match self {
-            Self::Matrix(info) => info.n_bytes as u64,
-            Self::Vectors(infos) => infos.iter().map(|info| info.n_bytes as u64).sum(),
-        }
+        self.infos().iter().map(|info| info.n_bytes as u64).sum()
     }
 }
 
@@ -172,10 +174,7 @@ impl<'a> Requests<'a> {
     /// Adds a request, unless there is one of this name.
     fn push(&mut self, request: Request) -> WeightId {
         let next = WeightId(self.list.len());
-        let id = *self
-            .by_name
-            .entry(request.name().to_owned())
-            .or_insert(next);
+        let id = *self.by_name.entry(request.name()).or_insert(next);
         if id == next {
             self.list.push(request);
         }
@@ -194,7 +193,7 @@ impl<'a> Requests<'a> {
     ) -> Result<WeightId, WeightError> {
         let usable = |dtype| dtype::WEIGHT_TYPES.contains(&dtype);
         let info = self.find(&format!("{label}.weight"), &[d_out, d_in], usable)?;
-        Ok(self.push(Request::Matrix(info)))
+        Ok(self.push(Request::Matrix(vec![info])))
     }
 
     /// A vector of `n` named `LABEL.weight`, as f32.
@@ -250,6 +249,60 @@ impl<'a> Requests<'a> {
         })
     }
 
+    /// Products with the same input as one: the rows of all parts `(label, d_out)` in one matrix.
+    ///
+    /// `None` where that cannot be: parts of different types or scales, biases of some parts only, or rows that
+    /// would straddle a tile.
+    ///
+    /// # Errors
+    /// Missing, or of another shape or type.
+    pub fn opt_stacked(
+        &mut self,
+        label: &str,
+        parts: &[(&str, usize)],
+        d_in: usize,
+    ) -> Result<Option<Linear>, WeightError> {
+        let usable = |dtype| dtype::WEIGHT_TYPES.contains(&dtype);
+        let infos = parts
+            .iter()
+            .map(|(part, d_out)| self.find(&format!("{part}.weight"), &[*d_out, d_in], usable))
+            .collect::<Result<Vec<_>, _>>()?;
+        let scales = parts
+            .iter()
+            .map(|(part, _)| {
+                Ok(self
+                    .scalar(&format!("{part}.scale"))?
+                    .unwrap_or(1.0)
+                    .to_bits())
+            })
+            .collect::<Result<Vec<_>, WeightError>>()?;
+        let biases: Vec<String> = parts
+            .iter()
+            .map(|(part, _)| format!("{part}.bias"))
+            .collect();
+        let n_biases = biases.iter().filter(|bias| self.has(bias)).count();
+        let alike = infos.iter().all(|info| info.dtype == infos[0].dtype)
+            && scales.iter().all(|&scale| scale == scales[0])
+            && (n_biases == 0 || n_biases == parts.len())
+            && parts
+                .iter()
+                .all(|(_, d_out)| d_out.is_multiple_of(TILE_ROWS));
+        if !alike {
+            return Ok(None);
+        }
+        let vectors: Vec<(&str, usize)> = biases
+            .iter()
+            .zip(parts)
+            .map(|(bias, (_, d_out))| (bias.as_str(), *d_out))
+            .collect();
+        Ok(Some(Linear {
+            label: label.to_owned(),
+            bias: self.opt_joined(&vectors)?,
+            scale: f32::from_bits(scales[0]),
+            weight: self.push(Request::Matrix(infos)),
+        }))
+    }
+
     /// The single value of a tensor, if the file has it.
     ///
     /// # Errors
@@ -295,12 +348,15 @@ impl<'a> Requests<'a> {
             .sum()
     }
 
-    /// Name, type and shape of each requested matrix, in request order.
+    /// Name, type and shape of each requested matrix of the file, in request order.
     pub fn matrices(&self) -> impl Iterator<Item = (&str, DType, &[usize])> {
-        self.list.iter().filter_map(|request| match request {
-            Request::Matrix(info) => Some((info.name.as_str(), info.dtype, info.shape.as_slice())),
+        let matrices = self.list.iter().filter_map(|request| match request {
+            Request::Matrix(infos) => Some(infos),
             Request::Vectors(_) => None,
-        })
+        });
+        matrices
+            .flatten()
+            .map(|info| (info.name.as_str(), info.dtype, info.shape.as_slice()))
     }
 
     /// Uploads every requested tensor. `progress` is called with the bytes of the file done so far and in all.
@@ -322,7 +378,7 @@ impl<'a> Requests<'a> {
                 progress(done, total);
             })
             .map_err(|source| WeightError::Device {
-                name: request.name().to_owned(),
+                name: request.name(),
                 source,
             })?;
             tensors.push(tensor);
@@ -333,16 +389,18 @@ impl<'a> Requests<'a> {
 
 /// Description of a requested tensor on a device.
 fn desc_of(request: &Request, caps: &Caps) -> TensorDesc {
-    let info = match request {
+    let infos = match request {
         Request::Vectors(infos) => {
             return TensorDesc::f32([infos.iter().map(TensorInfo::n_elems).sum::<usize>()]);
         }
-        Request::Matrix(info) => info,
+        Request::Matrix(infos) => infos,
     };
+    let (dtype, d_in) = (infos[0].dtype, infos[0].shape[1]);
+    let shape = [infos.iter().map(|info| info.shape[0]).sum(), d_in];
     if caps.class == DeviceClass::Reference {
-        return TensorDesc::new(info.dtype, info.shape.clone());
+        return TensorDesc::new(dtype, shape);
     }
-    let mut desc = TensorDesc::weight(info.dtype, info.shape.clone(), Layout::Tile8);
+    let mut desc = TensorDesc::weight(dtype, shape, Layout::Tile8);
     let group = desc.tiles(TILE_ROWS).packed_bytes().max(1);
     let limit = caps.max_binding_bytes.min(caps.max_buffer_bytes);
     let groups = (limit / group as u64).max(1) as usize;
@@ -362,10 +420,10 @@ fn upload(
     let desc = desc_of(request, device.caps());
     let buffers = match (request, desc.layout) {
         (Request::Vectors(infos), _) => vec![upload_vectors(file, infos, device, progress)?],
-        (Request::Matrix(info), Layout::Tile8) => {
-            upload_tiles(file, info, &desc, device, progress)?
+        (Request::Matrix(infos), Layout::Tile8) => {
+            upload_tiles(file, infos, &desc, device, progress)?
         }
-        (Request::Matrix(info), _) => vec![upload_rows(file, info, device, progress)?],
+        (Request::Matrix(infos), _) => vec![upload_rows(file, infos, device, progress)?],
     };
     Ok(Tensor { desc, buffers })
 }
@@ -389,56 +447,69 @@ fn upload_vectors(
     Ok(buffer)
 }
 
-/// A matrix as it lies in the file, for the reference.
+/// Matrices as they lie in the file, for the reference.
 fn upload_rows(
     file: &GgufFile,
-    info: &TensorInfo,
+    infos: &[TensorInfo],
     device: &dyn Device,
     progress: &mut dyn FnMut(u64),
 ) -> Result<Buffer, DeviceError> {
-    let source = file.bytes(info);
-    let buffer = device.alloc(source.len() as u64, &info.name)?;
-    for start in (0..source.len()).step_by(PIECE_BYTES) {
-        let range = start..(start + PIECE_BYTES).min(source.len());
-        device.write(&buffer, start as u64, &source[range.clone()])?;
-        file.release(info, range.clone());
-        progress(range.len() as u64);
+    let n_bytes = infos.iter().map(|info| info.n_bytes as u64).sum();
+    let buffer = device.alloc(n_bytes, &infos[0].name)?;
+    let mut offset = 0;
+    for info in infos {
+        let source = file.bytes(info);
+        for start in (0..source.len()).step_by(PIECE_BYTES) {
+            let range = start..(start + PIECE_BYTES).min(source.len());
+            device.write(&buffer, offset, &source[range.clone()])?;
+            offset += range.len() as u64;
+            file.release(info, range.clone());
+            progress(range.len() as u64);
+        }
     }
     Ok(buffer)
 }
 
-/// A matrix in tiles, one buffer a window.
+/// Matrices in tiles, one buffer a window.
 fn upload_tiles(
     file: &GgufFile,
-    info: &TensorInfo,
+    infos: &[TensorInfo],
     desc: &TensorDesc,
     device: &dyn Device,
     progress: &mut dyn FnMut(u64),
 ) -> Result<Vec<Buffer>, DeviceError> {
-    let source = file.bytes(info);
-    let row_bytes = source.len() / desc.rows().max(1);
+    let row_bytes = infos[0].n_bytes / infos[0].shape[0].max(1);
+    let group_bytes = desc.tiles(TILE_ROWS).group_bytes();
+    let piece_rows = (PIECE_BYTES / group_bytes.max(1)).max(1) * TILE_ROWS;
     let mut buffers = Vec::new();
     let mut packed = Vec::new();
     for (first, n_rows) in desc.windows() {
         let tiles = desc.tiles(n_rows);
-        let buffer = device.alloc(tiles.packed_bytes() as u64, &info.name)?;
-        let group_bytes = tiles.group_bytes();
-        let piece_rows = (PIECE_BYTES / group_bytes.max(1)).max(1) * TILE_ROWS;
+        let buffer = device.alloc(tiles.packed_bytes() as u64, &infos[0].name)?;
         let mut offset = 0;
-        for piece in (0..n_rows).step_by(piece_rows) {
-            let rows = piece_rows.min(n_rows - piece);
-            let range = (first + piece) * row_bytes..(first + piece + rows) * row_bytes;
-            packed.resize(rows.div_ceil(TILE_ROWS) * group_bytes, 0);
-            for (rows, group) in source[range.clone()]
-                .chunks(TILE_ROWS * row_bytes)
-                .zip(packed.chunks_mut(group_bytes))
-            {
-                tiles.pack_rows(rows, group);
+        // The rows of the window, matrix by matrix. All but the last matrix are whole tiles.
+        let mut matrix_first = 0;
+        for info in infos {
+            let matrix_rows = info.shape[0];
+            let from = first.max(matrix_first);
+            let to = (first + n_rows).min(matrix_first + matrix_rows);
+            for piece in (from..to.max(from)).step_by(piece_rows) {
+                let rows = piece_rows.min(to - piece);
+                let start = (piece - matrix_first) * row_bytes;
+                let range = start..start + rows * row_bytes;
+                packed.resize(rows.div_ceil(TILE_ROWS) * group_bytes, 0);
+                for (rows, group) in file.bytes(info)[range.clone()]
+                    .chunks(TILE_ROWS * row_bytes)
+                    .zip(packed.chunks_mut(group_bytes))
+                {
+                    tiles.pack_rows(rows, group);
+                }
+                device.write(&buffer, offset, &packed)?;
+                offset += packed.len() as u64;
+                file.release(info, range.clone());
+                progress(range.len() as u64);
             }
-            device.write(&buffer, offset, &packed)?;
-            offset += packed.len() as u64;
-            file.release(info, range.clone());
-            progress(range.len() as u64);
+            matrix_first += matrix_rows;
         }
         buffers.push(buffer);
     }

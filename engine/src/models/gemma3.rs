@@ -6,7 +6,7 @@ use gemel_core::ops::glu::GluKind;
 use gemel_core::ops::rope::RopeMode;
 use gemel_core::ops::softcap::Softcap;
 
-use super::llama::load_qkv;
+use super::llama::{load_ffn, load_qkv};
 use super::{DenseParams, Ends, Model, ModelError, ModelInfo, Tables};
 use crate::blocks::{AttentionShape, GatedFfn, Qkv, StepGraph};
 use crate::gguf::{Metadata, Value};
@@ -171,12 +171,7 @@ impl Layer {
             attn_output: requests.linear(&name("attn_output"), d, p.n_heads * p.v_dim)?,
             post_attention_norm: requests.vector(&name("post_attention_norm"), d)?,
             ffn_norm: requests.vector(&name("ffn_norm"), d)?,
-            ffn: GatedFfn {
-                gate: requests.linear(&name("ffn_gate"), p.d_ff, d)?,
-                up: requests.linear(&name("ffn_up"), p.d_ff, d)?,
-                down: requests.linear(&name("ffn_down"), d, p.d_ff)?,
-                kind: GluKind::Geglu,
-            },
+            ffn: load_ffn(requests, p, layer, GluKind::Geglu)?,
             post_ffw_norm: requests.vector(&name("post_ffw_norm"), d)?,
         })
     }
@@ -219,8 +214,7 @@ impl Model for Gemma3 {
             let [q, k, v] = g.qkv(&layer.qkv, &attention, h)?; // [n_tokens, heads, dim]
             let q = g.rms_norm(&name("attn_q_norm"), q, layer.attn_q_norm, eps)?;
             let k = g.rms_norm(&name("attn_k_norm"), k, layer.attn_k_norm, eps)?;
-            let q = g.rope(&name("q_rope"), q, rope, table)?;
-            let k = g.rope(&name("k_rope"), k, rope, table)?;
+            let [q, k] = g.rope_qk(index, [q, k], rope, table)?;
             let a = g.attend(index, &attention, [q, k, v])?; // [n_tokens, n_heads * v_dim]
             let a = g.linear(&layer.attn_output, a)?;
             let a = g.rms_norm(

@@ -6,7 +6,7 @@ use gemel_core::ops::glu::GluKind;
 use gemel_core::ops::rope::RopeMode;
 
 use super::{DenseParams, Ends, Model, ModelError, ModelInfo, Tables};
-use crate::blocks::{AttentionShape, GatedFfn, Qkv, StepGraph};
+use crate::blocks::{AttentionShape, GateUp, GatedFfn, Qkv, StepGraph};
 use crate::gguf::Metadata;
 use crate::kv_cache::KvLayer;
 use crate::rope::RopeConfig;
@@ -131,10 +131,41 @@ pub(super) fn load_qkv(
         }
         return Ok(Qkv::Fused(fused));
     }
+    let parts = [("attn_q", q), ("attn_k", k), ("attn_v", v)].map(|(part, n)| (name(part), n));
+    let parts = parts.each_ref().map(|(part, n)| (part.as_str(), *n));
+    if let Some(stacked) = requests.opt_stacked(&name("attn_qkv"), &parts, d)? {
+        return Ok(Qkv::Fused(stacked));
+    }
     Ok(Qkv::Split {
         q: requests.linear(&name("attn_q"), q, d)?,
         k: requests.linear(&name("attn_k"), k, d)?,
         v: requests.linear(&name("attn_v"), v, d)?,
+    })
+}
+
+/// Requests the matrices of a gated FFN.
+pub(super) fn load_ffn(
+    requests: &mut Requests<'_>,
+    p: &DenseParams,
+    layer: usize,
+    kind: GluKind,
+) -> Result<GatedFfn, WeightError> {
+    let (d, d_ff) = (p.info.d_model, p.d_ff);
+    let name = |what: &str| format!("blk.{layer}.{what}");
+    let (gate, up) = (name("ffn_gate"), name("ffn_up"));
+    let stacked = requests.opt_stacked(&name("ffn_gate_up"), &[(&gate, d_ff), (&up, d_ff)], d)?;
+    let gate_up = match stacked {
+        Some(linear) => GateUp::Stacked(linear),
+        None => GateUp::Split {
+            gate: requests.linear(&gate, d_ff, d)?,
+            up: requests.linear(&up, d_ff, d)?,
+        },
+    };
+    Ok(GatedFfn {
+        gate_up,
+        d_ff,
+        down: requests.linear(&name("ffn_down"), d, d_ff)?,
+        kind,
     })
 }
 
@@ -159,12 +190,7 @@ impl Layer {
             },
             attn_output: requests.linear(&name("attn_output"), d, p.n_heads * p.v_dim)?,
             ffn_norm: requests.vector(&name("ffn_norm"), d)?,
-            ffn: GatedFfn {
-                gate: requests.linear(&name("ffn_gate"), p.d_ff, d)?,
-                up: requests.linear(&name("ffn_up"), p.d_ff, d)?,
-                down: requests.linear(&name("ffn_down"), d, p.d_ff)?,
-                kind: GluKind::Swiglu,
-            },
+            ffn: load_ffn(requests, p, layer, GluKind::Swiglu)?,
         })
     }
 }
@@ -200,8 +226,7 @@ impl Model for Decoder {
                 q = g.rms_norm(&name("attn_q_norm"), q, q_norm, eps)?;
                 k = g.rms_norm(&name("attn_k_norm"), k, k_norm, eps)?;
             }
-            q = g.rope(&name("q_rope"), q, &self.rope, rope_table)?;
-            k = g.rope(&name("k_rope"), k, &self.rope, rope_table)?;
+            let [q, k] = g.rope_qk(index, [q, k], &self.rope, rope_table)?;
             let a = g.attend(index, &self.attention, [q, k, v])?; // [n_tokens, n_heads * v_dim]
             let a = g.linear(&layer.attn_output, a)?;
             x = g.add(&name("attn_residual"), x, a)?;
