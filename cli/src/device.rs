@@ -21,6 +21,9 @@ pub(crate) fn open(args: &ModelArgs) -> Result<Arc<dyn Device>> {
     }
     if args.device == "reference" {
         note!("running on the reference: exact and slow");
+        if args.memory.is_some() {
+            note!("--memory has no effect on the reference");
+        }
         return Ok(Arc::new(ReferenceDevice::new()));
     }
     let shown = Mutex::new(None);
@@ -48,6 +51,9 @@ pub(crate) fn open(args: &ModelArgs) -> Result<Arc<dyn Device>> {
             "no GPU in use: {} computes on the CPU, slowly",
             device.description()
         );
+    }
+    if args.fast && device.caps().class == DeviceClass::Software {
+        note!("--fast has no effect here: f32 activations are faster on a software driver");
     }
     Ok(Arc::new(device))
 }

@@ -58,6 +58,13 @@ pub(crate) fn open(args: &ModelArgs, file: &GgufFile) -> Result<Loaded> {
     .with_context(|| format!("loading {}", args.model.display()));
     bar.finish_and_clear();
     let loaded = loaded?;
+    let n_ubatch = loaded.context.cache().config().n_ubatch;
+    if n_ubatch < options.n_ubatch {
+        note!(
+            "micro-batch of {n_ubatch} instead of {}: what a binding of this device holds",
+            options.n_ubatch
+        );
+    }
     if args.verbose {
         report(&loaded);
     }

@@ -23,7 +23,7 @@ use gemel_core::plan::{Placed, Plan, Span, Step};
 use gemel_core::reference::{RefArgs, RefOutput, RefTensor, RefTensorMut, ReferenceDevice};
 use gemel_core::tensor::Layout;
 use gemel_core::{DType, Device, TensorDesc};
-use gemel_wgpu::{WgpuDevice, WgpuOptions};
+use gemel_wgpu::{LimitOverrides, WgpuDevice, WgpuOptions};
 use rayon::prelude::*;
 
 use crate::cases::Case;
@@ -87,6 +87,19 @@ pub fn open(options: &Options) -> Result<Arc<dyn Device>, DeviceError> {
     let mut wgpu = WgpuOptions::new(&options.device);
     wgpu.class = options.class;
     wgpu.sources = options.sources.clone();
+    if options.least_limits {
+        let least = least_caps(DeviceClass::Software);
+        wgpu.limits = Some(LimitOverrides {
+            max_binding_bytes: Some(least.max_binding_bytes),
+            max_buffer_bytes: Some(least.max_buffer_bytes),
+            // Fewer than the least, so that grids fold.
+            max_blocks_per_axis: Some(60),
+            max_threads_per_block: Some(least.max_threads_per_block),
+            no_f16: true,
+            no_subgroups: true,
+            memory_bytes: None,
+        });
+    }
     Ok(Arc::new(WgpuDevice::open(&wgpu)?))
 }
 
@@ -157,20 +170,11 @@ impl Runner {
             caps.class = class;
         }
         if options.least_limits {
+            // What the driver cannot be asked to pretend.
             let least = least_caps(caps.class);
-            caps = Caps {
-                max_binding_bytes: least.max_binding_bytes.min(caps.max_binding_bytes),
-                max_buffer_bytes: least.max_buffer_bytes.min(caps.max_buffer_bytes),
-                binding_alignment: least.binding_alignment,
-                // Fewer than the least, so that grids fold.
-                max_blocks_per_axis: 60,
-                max_threads_per_block: least.max_threads_per_block.min(caps.max_threads_per_block),
-                max_shared_bytes: least.max_shared_bytes.min(caps.max_shared_bytes),
-                max_bindings: least.max_bindings.min(caps.max_bindings),
-                f16: false,
-                warp: None,
-                ..caps
-            };
+            caps.binding_alignment = least.binding_alignment;
+            caps.max_shared_bytes = least.max_shared_bytes.min(caps.max_shared_bytes);
+            caps.max_bindings = least.max_bindings.min(caps.max_bindings);
         }
         Ok(Self {
             options,

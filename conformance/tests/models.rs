@@ -14,6 +14,7 @@ use gemel_core::op::DeviceClass;
 use gemel_core::reference::ReferenceDevice;
 use gemel_core::{DType, Device};
 use gemel_engine::blocks::Precision;
+use gemel_engine::load::{LoadOptions, load};
 use gemel_engine::perplexity::{log_prob, perplexity};
 use gemel_wgpu::{LimitOverrides, WgpuDevice, WgpuOptions};
 
@@ -399,4 +400,28 @@ fn a_lying_device_gives_the_same_tokens() {
         .map(|g| g.id)
         .collect();
     assert_eq!(found, prompt.greedy[..8], "the same tokens");
+}
+
+/// A cache of which one layer exceeds a binding is refused before anything is uploaded, with both numbers.
+#[test]
+fn a_cache_larger_than_a_binding_is_refused() {
+    let golden = Golden::tiny("llama").unwrap();
+    let mut options = WgpuOptions::new("wgpu");
+    options.limits = Some(LimitOverrides {
+        max_binding_bytes: Some(256 << 10),
+        ..LimitOverrides::default()
+    });
+    let device: Arc<dyn Device> = Arc::new(WgpuDevice::open(&options).unwrap());
+    let wanted = LoadOptions {
+        n_ctx: Some(1 << 16),
+        ..LoadOptions::default()
+    };
+    let error = load(golden.file(), device.clone(), &wanted, &mut |_, _| {})
+        .unwrap_err()
+        .to_string();
+    assert!(
+        error.contains("65536 tokens") && error.contains("(-c)"),
+        "{error}"
+    );
+    assert_eq!(device.memory().used, 0, "nothing was uploaded");
 }

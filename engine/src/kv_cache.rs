@@ -154,17 +154,25 @@ fn group_pages(window: usize, config: &CacheConfig) -> (usize, usize) {
 }
 
 impl KvCache {
+    /// Keys and values of a layer as tensors.
+    fn tensors(layer: &KvLayer, config: &CacheConfig) -> [TensorDesc; 2] {
+        let (n_pages, _) = group_pages(layer.window, config);
+        [
+            TensorDesc::pages(config.k_type, n_pages, layer.n_kv_heads, layer.k_dim),
+            TensorDesc::pages(config.v_type, n_pages, layer.n_kv_heads, layer.v_dim),
+        ]
+    }
+
+    /// Bytes of the larger of a layer's keys and values: each is one binding.
+    pub fn largest_tensor(layer: &KvLayer, config: &CacheConfig) -> u64 {
+        let [k, v] = Self::tensors(layer, config);
+        k.n_bytes().max(v.n_bytes()) as u64
+    }
+
     /// Bytes that the caches of these layers take.
     pub fn n_bytes(layers: &[KvLayer], config: &CacheConfig) -> u64 {
-        layers
-            .iter()
-            .map(|layer| {
-                let (n_pages, _) = group_pages(layer.window, config);
-                let k = TensorDesc::pages(config.k_type, n_pages, layer.n_kv_heads, layer.k_dim);
-                let v = TensorDesc::pages(config.v_type, n_pages, layer.n_kv_heads, layer.v_dim);
-                (k.n_bytes() + v.n_bytes()) as u64
-            })
-            .sum()
+        let tensors = layers.iter().flat_map(|layer| Self::tensors(layer, config));
+        tensors.map(|desc| desc.n_bytes() as u64).sum()
     }
 
     /// Allocates the caches.
@@ -200,16 +208,11 @@ impl KvCache {
                 });
                 groups.len() - 1
             };
+            let [k, v] = Self::tensors(layer, &config);
             caches.push(LayerCache {
                 group,
-                k: alloc(
-                    TensorDesc::pages(config.k_type, n_pages, layer.n_kv_heads, layer.k_dim),
-                    "key cache",
-                )?,
-                v: alloc(
-                    TensorDesc::pages(config.v_type, n_pages, layer.n_kv_heads, layer.v_dim),
-                    "value cache",
-                )?,
+                k: alloc(k, "key cache")?,
+                v: alloc(v, "value cache")?,
             });
         }
         Ok(Self {

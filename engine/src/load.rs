@@ -6,11 +6,12 @@ use gemel_core::DType;
 use gemel_core::device::Device;
 use gemel_core::dtype::CACHE_TYPES;
 use gemel_core::error::DeviceError;
+use gemel_core::op::Caps;
 
 use crate::blocks::Precision;
 use crate::forward::Context;
 use crate::gguf::{GgufError, GgufFile, Metadata};
-use crate::kv_cache::{CacheConfig, KvCache};
+use crate::kv_cache::{CacheConfig, KvCache, KvLayer};
 use crate::models::{self, ModelError};
 use crate::tokenizer::{Tokenizer, TokenizerError};
 use crate::weights::{Requests, WeightError};
@@ -77,6 +78,18 @@ pub enum LoadError {
         /// What would be right.
         expected: String,
     },
+    /// The keys or values of one layer exceed a binding of the device.
+    #[error(
+        "the keys or values of one layer take {needed_mib} MiB for {n_ctx} tokens, but this device binds at most {limit_mib} MiB; use a smaller context (-c) or cache type (-ctk, -ctv)"
+    )]
+    CacheBinding {
+        /// Of the larger of the two.
+        needed_mib: u64,
+        /// Context size.
+        n_ctx: usize,
+        /// The device's limit.
+        limit_mib: u64,
+    },
     /// Weights and caches need more than the device has.
     #[error(
         "the model needs {needed_mib} MiB ({weights_mib} weights, {cache_mib} cache for {n_ctx} tokens x {n_seqs}), but {device} has {free_mib} MiB free; use a smaller context (-c), cache type (-ctk, -ctv) or model"
@@ -140,6 +153,7 @@ pub fn load(
         info.widest,
         caps.max_binding_bytes,
     )?;
+    check_cache_bindings(&model.kv_layers(), &config, caps)?;
     let weight_bytes = requests.n_bytes(caps);
     let cache_bytes = KvCache::n_bytes(&model.kv_layers(), &config);
     let memory = device.memory();
@@ -175,6 +189,27 @@ pub fn load(
         cache_bytes,
         n_params,
     })
+}
+
+/// Refuses a cache of which one layer exceeds a binding of the device.
+fn check_cache_bindings(
+    layers: &[KvLayer],
+    config: &CacheConfig,
+    caps: &Caps,
+) -> Result<(), LoadError> {
+    let limit = caps.max_binding_bytes.min(caps.max_buffer_bytes);
+    let largest = layers
+        .iter()
+        .map(|layer| KvCache::largest_tensor(layer, config))
+        .max();
+    match largest {
+        Some(needed) if needed > limit => Err(LoadError::CacheBinding {
+            needed_mib: needed.div_ceil(1 << 20),
+            n_ctx: config.n_ctx,
+            limit_mib: limit >> 20,
+        }),
+        _ => Ok(()),
+    }
 }
 
 /// Checks the options against each other and against the device.
