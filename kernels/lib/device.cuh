@@ -1,0 +1,199 @@
+// The one seam between kernels and the machine: qualifiers, thread ids, barriers, warp operations, asynchronous
+// copies, matrix tiles, number conversions. This half is NVIDIA's: PTX occurs here and nowhere else. The other half
+// is `host/emulation.hpp`, which tests compile instead.
+//
+// Blocks are one-dimensional. Warp operations are called by all 32 lanes of a warp unless a mask says which.
+#pragma once
+#if !defined(GEMEL_EMULATION)
+
+// A kernel: C linkage, so that its name is its symbol; THREADS comes from the prelude.
+#define KERNEL extern "C" __global__ void __launch_bounds__(THREADS)
+// A function of the device.
+#define DEVICE static __device__ __forceinline__
+// Memory of a block; its contents are undefined at first.
+#define SHARED __shared__
+
+struct Index {
+    unsigned x, y, z;
+};
+
+DEVICE Index block_id() { return {blockIdx.x, blockIdx.y, blockIdx.z}; }
+DEVICE Index grid_size() { return {gridDim.x, gridDim.y, gridDim.z}; }
+DEVICE unsigned thread_id() { return threadIdx.x; }
+DEVICE unsigned lane_id() { return threadIdx.x % 32u; }
+DEVICE unsigned warp_id() { return threadIdx.x / 32u; }
+
+constexpr unsigned ALL_LANES = 0xffffffffu;
+
+// Waits for all threads of the block; their writes before it are seen after it.
+DEVICE void block_sync() { __syncthreads(); }
+// The same among the lanes of a warp.
+DEVICE void warp_sync(unsigned lanes = ALL_LANES) { __syncwarp(lanes); }
+// Makes earlier writes visible to the device before later ones.
+DEVICE void device_fence() { __threadfence(); }
+// Ends the launch as failed.
+DEVICE void trap() { asm volatile("trap;"); }
+
+template <class T> DEVICE T shuffle_xor(T value, unsigned lane_bits, unsigned lanes = ALL_LANES) {
+    return __shfl_xor_sync(lanes, value, lane_bits);
+}
+template <class T> DEVICE T shuffle(T value, unsigned lane, unsigned lanes = ALL_LANES) {
+    return __shfl_sync(lanes, value, lane);
+}
+// Bit i tells whether lane i passed true.
+DEVICE unsigned ballot(bool value, unsigned lanes = ALL_LANES) { return __ballot_sync(lanes, value); }
+
+// Integers only: the order of float atomics would show in results.
+DEVICE unsigned atomic_add(unsigned* at, unsigned value) { return atomicAdd(at, value); }
+DEVICE unsigned atomic_max(unsigned* at, unsigned value) { return atomicMax(at, value); }
+
+// The block's dynamic shared memory: SHARED_BYTES of the specialisation, aligned to 16 bytes.
+template <class T> DEVICE T* dynamic_shared() {
+    extern __shared__ __align__(16) unsigned char dynamic_shared_bytes[];
+    return reinterpret_cast<T*>(dynamic_shared_bytes);
+}
+
+DEVICE unsigned bits_of(float x) { return __float_as_uint(x); }
+DEVICE float float_of(unsigned bits) { return __uint_as_float(bits); }
+
+// f16 and bf16 are storage: their bits lie in the low half of a word.
+DEVICE float f32_of_f16(unsigned bits) {
+    float x;
+    asm("{ .reg .b16 h; cvt.u16.u32 h, %1; cvt.f32.f16 %0, h; }" : "=f"(x) : "r"(bits));
+    return x;
+}
+// To nearest, ties to even; too large becomes an infinity.
+DEVICE unsigned f16_of_f32(float x) {
+    unsigned bits;
+    asm("{ .reg .b16 h; cvt.rn.f16.f32 h, %1; cvt.u32.u16 %0, h; }" : "=r"(bits) : "f"(x));
+    return bits;
+}
+
+// c + a . b over four signed bytes.
+DEVICE int dot4(int a, int b, int c) {
+    asm("dp4a.s32.s32 %0, %1, %2, %0;" : "+r"(c) : "r"(a), "r"(b));
+    return c;
+}
+// Four bytes chosen from the eight of a (0..3) and b (4..7) by the nibbles of `which`.
+DEVICE unsigned choose_bytes(unsigned a, unsigned b, unsigned which) { return __byte_perm(a, b, which); }
+
+DEVICE unsigned shared_address(const void* at) { return static_cast<unsigned>(__cvta_generic_to_shared(at)); }
+
+// Starts copying BYTES from global to shared memory, both so aligned; without `keep` it stores zeros and does not read.
+// What it copied may be read after copy_wait, by other threads after a barrier behind that.
+template <int BYTES> DEVICE void copy_async(void* to, const void* from, bool keep = true) {
+    static_assert(BYTES == 16, "16 bytes: one cache sector half, past the first-level cache");
+#if __CUDA_ARCH__ >= 800
+    int bytes = keep ? BYTES : 0;
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
+                 :
+                 : "r"(shared_address(to)), "l"(__cvta_generic_to_global(from)), "r"(bytes)
+                 : "memory");
+#else
+    *static_cast<uint4*>(to) = keep ? *static_cast<const uint4*>(from) : uint4{0, 0, 0, 0};
+#endif
+}
+// Closes a group of copies.
+DEVICE void copy_commit() {
+#if __CUDA_ARCH__ >= 800
+    asm volatile("cp.async.commit_group;" : : : "memory");
+#endif
+}
+// Waits until at most PENDING of this thread's groups, the youngest, are under way.
+template <int PENDING> DEVICE void copy_wait() {
+#if __CUDA_ARCH__ >= 800
+    asm volatile("cp.async.wait_group %0;" : : "n"(PENDING) : "memory");
+#endif
+}
+
+// Loads N matrices of 8 x 8 halves from shared memory: lane 8 i + j passes row j of matrix i (16 bytes, aligned).
+// Register i of a lane receives elements (lane / 4, 2 (lane % 4) + {0, 1}) of matrix i.
+template <int N> DEVICE void ldmatrix(unsigned (&to)[N], const void* row);
+template <> __device__ __forceinline__ void ldmatrix<4>(unsigned (&to)[4], const void* row) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
+                 : "r"(shared_address(row))
+                 : "memory");
+}
+template <> __device__ __forceinline__ void ldmatrix<2>(unsigned (&to)[2], const void* row) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0, %1}, [%2];"
+                 : "=r"(to[0]), "=r"(to[1])
+                 : "r"(shared_address(row))
+                 : "memory");
+}
+// The same of the transposed matrices.
+template <int N> DEVICE void ldmatrix_transposed(unsigned (&to)[N], const void* row);
+template <> __device__ __forceinline__ void ldmatrix_transposed<4>(unsigned (&to)[4], const void* row) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
+                 : "r"(shared_address(row))
+                 : "memory");
+}
+template <> __device__ __forceinline__ void ldmatrix_transposed<2>(unsigned (&to)[2], const void* row) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0, %1}, [%2];"
+                 : "=r"(to[0]), "=r"(to[1])
+                 : "r"(shared_address(row))
+                 : "memory");
+}
+
+// c += a b: a is 16 x 16 halves, b 16 x 8, c 16 x 8 in f32. `mma.cuh` says which lane holds what.
+DEVICE void mma_f16(float (&c)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
+#if __CUDA_ARCH__ >= 800
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
+                 "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+#else
+    for (int half = 0; half < 2; half++) {
+        asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 "
+                     "{%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"
+                     : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+                     : "r"(a[2 * half]), "r"(a[2 * half + 1]), "r"(b[half]));
+    }
+#endif
+}
+
+// The same in bf16. Before sm_80 there is no such instruction: lanes fetch what they need from each other.
+DEVICE void mma_bf16(float (&c)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
+#if __CUDA_ARCH__ >= 800
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+                 "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+#else
+    unsigned lane = lane_id();
+    for (unsigned pair = 0; pair < 8; pair++) {
+        unsigned half = pair / 4;
+        unsigned of_row = lane / 4 * 4 + pair % 4;
+        for (unsigned column = 0; column < 2; column++) {
+            unsigned of_column = (2 * (lane % 4) + column) * 4 + pair % 4;
+            unsigned y = shuffle(b[half], of_column);
+            for (unsigned low = 0; low < 2; low++) {
+                unsigned x = shuffle(a[2 * half + low], of_row);
+                float& sum = c[2 * low + column];
+                sum += float_of(x << 16) * float_of(y << 16);
+                sum += float_of(x & 0xffff0000u) * float_of(y & 0xffff0000u);
+            }
+        }
+    }
+#endif
+}
+
+// c += a b in whole numbers: a is 16 x 32 signed bytes, b 32 x 8.
+DEVICE void mma_s8(int (&c)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
+#if __CUDA_ARCH__ >= 800
+    asm volatile("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 "
+                 "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+                 : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+#else
+    for (int quarter = 0; quarter < 4; quarter++) {
+        int low = quarter % 2, half = quarter / 2;
+        asm volatile("mma.sync.aligned.m8n8k16.row.col.s32.s8.s8.s32 {%0, %1}, {%2}, {%3}, {%0, %1};"
+                     : "+r"(c[2 * low]), "+r"(c[2 * low + 1])
+                     : "r"(a[quarter]), "r"(b[half]));
+    }
+#endif
+}
+
+#endif
