@@ -1,0 +1,548 @@
+//! Kernels: compiled once per specialisation, kept in memory and on disk.
+#![allow(
+    unsafe_code,
+    reason = "NVRTC is a C library; its handles do not leave this file"
+)]
+
+use std::borrow::Cow;
+use std::collections::{HashMap, HashSet};
+use std::ffi::{CStr, CString, c_char};
+use std::fmt::{self, Write as _};
+use std::fs;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, OnceLock};
+
+use cudarc::nvrtc::{result as nvrtc, sys};
+use gemel_core::error::DeviceError;
+use gemel_core::op::{Const, Launch, Spec};
+
+use crate::caps::Progress;
+use crate::error::{Gpu, lock};
+use crate::launch::{Context, Function};
+use crate::source::{Library, Source};
+
+/// Turns a source into the image of a module.
+pub(crate) trait Compiler: fmt::Debug + Send + Sync {
+    /// Everything besides the source that the image depends on: compiler, version, options, architecture.
+    fn id(&self) -> &str;
+
+    /// What the text needs at its end.
+    fn suffix(&self, entry: &str) -> String;
+
+    /// Compiles.
+    ///
+    /// # Errors
+    /// The compiler's words.
+    fn compile(&self, name: &str, source: &Source) -> Result<Vec<u8>, String>;
+}
+
+/// What makes a kernel: the source is made of nothing else.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct Key {
+    op: &'static str,
+    entry: &'static str,
+    spec: Spec,
+    params: Vec<(Cow<'static, str>, &'static str)>,
+}
+
+impl Key {
+    fn new(op: &'static str, launch: &Launch) -> Self {
+        Self {
+            op,
+            entry: launch.entry,
+            spec: launch.spec.clone(),
+            params: launch
+                .params
+                .fields()
+                .iter()
+                .map(|(name, value)| (name.clone(), value.type_name()))
+                .collect(),
+        }
+    }
+}
+
+/// `op/entry[CONST=value, prefix=file]`, for messages.
+impl fmt::Display for Key {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}[", self.op, self.entry)?;
+        let consts = self.spec.consts.iter().map(|(name, value)| match value {
+            Const::U32(value) => format!("{name}={value}"),
+            Const::Bool(value) => format!("{name}={value}"),
+        });
+        let imports = self
+            .spec
+            .imports
+            .iter()
+            .map(|(p, file)| format!("{p}={file}"));
+        let parts: Vec<String> = consts.chain(imports).collect();
+        write!(f, "{}]", parts.join(", "))
+    }
+}
+
+/// A compiled kernel.
+#[derive(Debug)]
+pub(crate) struct Module {
+    pub(crate) function: Arc<Function>,
+    pub(crate) threads: u32,
+    pub(crate) shared_bytes: u32,
+}
+
+/// The kernels of a device.
+#[derive(Debug)]
+pub(crate) struct Modules {
+    library: Library,
+    compiler: Box<dyn Compiler>,
+    cache: Option<PathBuf>,
+    progress: Option<Progress>,
+    loaded: Mutex<HashMap<Key, Arc<Module>>>,
+}
+
+impl Modules {
+    pub(crate) fn new(
+        library: Library,
+        compiler: Box<dyn Compiler>,
+        cache: Option<PathBuf>,
+        progress: Option<Progress>,
+    ) -> Self {
+        Self {
+            library,
+            compiler,
+            cache,
+            progress,
+            loaded: Mutex::default(),
+        }
+    }
+
+    /// The kernels of launches, in order, compiled where they are new.
+    pub(crate) fn get(
+        &self,
+        gpu: &Gpu,
+        context: &Arc<Context>,
+        launches: &[(&'static str, &Launch)],
+    ) -> Result<Vec<Arc<Module>>, DeviceError> {
+        let keys: Vec<Key> = launches
+            .iter()
+            .map(|&(op, launch)| Key::new(op, launch))
+            .collect();
+        let mut jobs: Vec<(&Key, &Launch)> = Vec::new();
+        {
+            let loaded = lock(&self.loaded);
+            let mut seen: HashSet<&Key> = HashSet::new();
+            for (key, &(_, launch)) in keys.iter().zip(launches) {
+                if !loaded.contains_key(key) && seen.insert(key) {
+                    jobs.push((key, launch));
+                }
+            }
+        }
+        self.load_all(gpu, context, &jobs)?;
+        let loaded = lock(&self.loaded);
+        keys.iter()
+            .map(|key| {
+                loaded
+                    .get(key)
+                    .cloned()
+                    .ok_or_else(|| gpu.driver(format!("kernel {key} vanished")))
+            })
+            .collect()
+    }
+
+    fn load_all(
+        &self,
+        gpu: &Gpu,
+        context: &Arc<Context>,
+        jobs: &[(&Key, &Launch)],
+    ) -> Result<(), DeviceError> {
+        if jobs.is_empty() {
+            return Ok(());
+        }
+        let report = |done: usize| {
+            if let Some(Progress(report)) = &self.progress {
+                report(done, jobs.len());
+            }
+        };
+        report(0);
+        let next = AtomicUsize::new(0);
+        let done = AtomicUsize::new(0);
+        let work = || -> Result<(), DeviceError> {
+            while let Some((key, launch)) = jobs.get(next.fetch_add(1, Ordering::Relaxed)) {
+                let module = self.load(gpu, context, key, launch)?;
+                lock(&self.loaded).insert((*key).clone(), Arc::new(module));
+                report(done.fetch_add(1, Ordering::Relaxed) + 1);
+            }
+            Ok(())
+        };
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        let n_threads = cores.min(jobs.len());
+        if n_threads == 1 {
+            return work();
+        }
+        std::thread::scope(|scope| {
+            let threads: Vec<_> = (0..n_threads).map(|_| scope.spawn(work)).collect();
+            for thread in threads {
+                thread
+                    .join()
+                    .unwrap_or_else(|_| Err(gpu.driver("the kernel compiler failed")))?;
+            }
+            Ok(())
+        })
+    }
+
+    fn load(
+        &self,
+        gpu: &Gpu,
+        context: &Arc<Context>,
+        key: &Key,
+        launch: &Launch,
+    ) -> Result<Module, DeviceError> {
+        let failed = |log: String| DeviceError::Compile {
+            kernel: key.to_string(),
+            log,
+        };
+        let constant = |wanted: &str| {
+            launch
+                .spec
+                .consts
+                .iter()
+                .find_map(|(name, value)| match value {
+                    Const::U32(value) if *name == wanted => Some(*value),
+                    Const::U32(_) | Const::Bool(_) => None,
+                })
+        };
+        let threads = constant("THREADS")
+            .ok_or_else(|| failed("the specialisation has no THREADS".to_owned()))?;
+        let shared_bytes = constant("SHARED_BYTES").unwrap_or(0);
+        let mut source = self
+            .library
+            .assemble(key.op, launch)
+            .map_err(|error| failed(error.to_string()))?;
+        source.text += &self.compiler.suffix(key.entry);
+
+        let identity = identity(self.compiler.id(), &source);
+        let file = self.cache.as_deref().map(|folder| {
+            folder.join(format!(
+                "{}-{:032x}",
+                key.entry,
+                fingerprint(identity.as_bytes())
+            ))
+        });
+        let cached = file.as_deref().and_then(|file| fetch(file, &identity));
+        let is_cached = cached.is_some();
+        let mut image = match cached {
+            Some(image) => image,
+            None => self
+                .compiler
+                .compile(&format!("kernels/{}.cu", key.op), &source)
+                .map_err(&failed)?,
+        };
+        let mut loaded = Function::load(context, &image, key.entry);
+        if loaded.is_err() && is_cached {
+            // Whatever is wrong with the file, the source is still there.
+            image = self
+                .compiler
+                .compile(&format!("kernels/{}.cu", key.op), &source)
+                .map_err(&failed)?;
+            loaded = Function::load(context, &image, key.entry);
+        }
+        let function = loaded.map_err(|fault| gpu.fault(&format!("kernel {key}"), &fault))?;
+        if !is_cached && let Some(file) = &file {
+            store(file, &identity, &image);
+        }
+        if shared_bytes > 0 {
+            function
+                .allow_shared(shared_bytes)
+                .map_err(|fault| gpu.fault(&format!("kernel {key}"), &fault))?;
+        }
+        Ok(Module {
+            function: Arc::new(function),
+            threads,
+            shared_bytes,
+        })
+    }
+}
+
+/// Everything that an image depends on, as one text.
+fn identity(compiler: &str, source: &Source) -> String {
+    let mut text = format!("{compiler}\n{}", source.text);
+    for (name, header) in &source.headers {
+        // Writing to a string cannot fail.
+        let _ = write!(text, "\n// {name}\n{header}");
+    }
+    text
+}
+
+/// FNV-1a in 128 bits: the name of a cache file. The file holds the whole identity, so a collision costs a
+/// compilation and nothing else.
+pub(crate) fn fingerprint(bytes: &[u8]) -> u128 {
+    bytes
+        .iter()
+        .fold(0x6c62_272e_07bb_0142_62b8_2175_6295_c58d, |hash, &byte| {
+            (hash ^ u128::from(byte)).wrapping_mul(0x0000_0000_0100_0000_0000_0000_0000_013b)
+        })
+}
+
+/// First bytes of a cache file. Then come the lengths of identity and image, and these two.
+const MAGIC: &[u8; 8] = b"gemelcu1";
+
+/// The image of a cache file, if the file is whole and of this identity.
+fn fetch(file: &Path, identity: &str) -> Option<Vec<u8>> {
+    let bytes = fs::read(file).ok()?;
+    let rest = bytes.strip_prefix(MAGIC)?;
+    let (lengths, rest) = rest.split_at_checked(16)?;
+    let length = |at: usize| {
+        let word = lengths.get(at..at + 8)?.try_into().ok()?;
+        usize::try_from(u64::from_le_bytes(word)).ok()
+    };
+    let rest = rest.strip_prefix(identity.as_bytes())?;
+    let is_whole = length(0)? == identity.len() && length(8)? == rest.len();
+    (is_whole && !rest.is_empty()).then(|| rest.to_vec())
+}
+
+/// Keeps an image. A cache that cannot be written costs time only, so failures are no errors.
+fn store(file: &Path, identity: &str, image: &[u8]) {
+    static NEXT: AtomicUsize = AtomicUsize::new(0);
+    let Some(folder) = file.parent() else { return };
+    let mut bytes = MAGIC.to_vec();
+    bytes.extend((identity.len() as u64).to_le_bytes());
+    bytes.extend((image.len() as u64).to_le_bytes());
+    bytes.extend(identity.as_bytes());
+    bytes.extend(image);
+    // Written aside and renamed, so that nobody ever reads half a file.
+    let aside = file.with_extension(format!(
+        "{}-{}",
+        std::process::id(),
+        NEXT.fetch_add(1, Ordering::Relaxed)
+    ));
+    let written = fs::create_dir_all(folder)
+        .and_then(|()| fs::write(&aside, &bytes))
+        .and_then(|()| fs::rename(&aside, file));
+    if written.is_err() {
+        let _ = fs::remove_file(&aside);
+    }
+}
+
+/// Where compiled kernels are kept, unless the options say otherwise.
+pub(crate) fn default_cache() -> Option<PathBuf> {
+    let var = |name: &str| {
+        std::env::var_os(name)
+            .filter(|value| !value.is_empty())
+            .map(PathBuf::from)
+    };
+    let folder = var("GEMEL_CACHE")
+        .or_else(|| Some(var("XDG_CACHE_HOME")?.join("gemel")))
+        .or_else(|| Some(var("LOCALAPPDATA")?.join("gemel")))
+        .or_else(|| Some(var("HOME")?.join(".cache/gemel")))?;
+    Some(folder.join("cubins"))
+}
+
+/// Loads a library by path and keeps it: later look-ups by its name then find it.
+///
+/// # Errors
+/// The loader's words.
+pub(crate) fn preload(path: &Path) -> Result<(), String> {
+    // SAFETY: loading runs the library's initialisers; the caller means this file to be what it is.
+    let library = unsafe { libloading::Library::new(path) }.map_err(|error| error.to_string())?;
+    std::mem::forget(library);
+    Ok(())
+}
+
+/// Version of NVRTC.
+///
+/// # Errors
+/// One line that says why there is none.
+pub(crate) fn nvrtc_version() -> Result<(i32, i32), String> {
+    static VERSION: OnceLock<Result<(i32, i32), String>> = OnceLock::new();
+    VERSION
+        .get_or_init(|| {
+            if let Some(path) = std::env::var_os("GEMEL_NVRTC") {
+                preload(Path::new(&path)).map_err(|error| {
+                    format!("NVRTC cannot be loaded from $GEMEL_NVRTC: {error}")
+                })?;
+            }
+            // SAFETY: loading libnvrtc runs its initialisers, which are made for that.
+            if !unsafe { sys::is_culib_present() } {
+                return Err(
+                    "the kernel compiler (libnvrtc) was not found; install the CUDA toolkit, or name the library in \
+                     $GEMEL_NVRTC"
+                        .to_owned(),
+                );
+            }
+            let (mut major, mut minor) = (0, 0);
+            guarded(|| {
+                // SAFETY: both pointers are to live integers.
+                unsafe { sys::nvrtcVersion(&raw mut major, &raw mut minor) }
+                    .result()
+                    .map_err(|error| error.to_string())
+            })?;
+            Ok((major, minor))
+        })
+        .clone()
+}
+
+/// Calls NVRTC; cudarc panics where a library lacks a function.
+fn guarded<T>(calls: impl FnOnce() -> Result<T, String>) -> Result<T, String> {
+    catch_unwind(AssertUnwindSafe(calls))
+        .unwrap_or_else(|_| Err("libnvrtc lacks a function; install CUDA 12 or 13".to_owned()))
+}
+
+/// NVIDIA's compiler.
+#[derive(Debug)]
+pub(crate) struct Nvrtc {
+    id: String,
+    options: Vec<String>,
+}
+
+impl Nvrtc {
+    /// The compiler for an architecture.
+    ///
+    /// # Errors
+    /// One line that says why there is none.
+    pub(crate) fn new(compute: (u32, u32)) -> Result<Self, String> {
+        let version = nvrtc_version()?;
+        let options = vec![
+            "--std=c++17".to_owned(),
+            "-default-device".to_owned(),
+            format!("--gpu-architecture=sm_{}{}", compute.0, compute.1),
+        ];
+        Ok(Self {
+            id: format!("nvrtc {}.{} {}", version.0, version.1, options.join(" ")),
+            options,
+        })
+    }
+}
+
+/// A program, destroyed when dropped.
+struct Program(sys::nvrtcProgram);
+
+impl Drop for Program {
+    fn drop(&mut self) {
+        // SAFETY: created once, destroyed once here.
+        let _ = unsafe { nvrtc::destroy_program(self.0) };
+    }
+}
+
+impl Compiler for Nvrtc {
+    fn id(&self) -> &str {
+        &self.id
+    }
+
+    fn suffix(&self, _: &str) -> String {
+        String::new()
+    }
+
+    fn compile(&self, name: &str, source: &Source) -> Result<Vec<u8>, String> {
+        let c_string =
+            |text: &str| CString::new(text).map_err(|_| format!("{name} has a zero byte"));
+        let text = c_string(&source.text)?;
+        let file = c_string(name)?;
+        let mut names = Vec::with_capacity(source.headers.len());
+        let mut texts = Vec::with_capacity(source.headers.len());
+        for (name, text) in &source.headers {
+            names.push(c_string(name)?);
+            texts.push(c_string(text)?);
+        }
+        let pointers = |strings: &[CString]| strings.iter().map(|s| s.as_ptr()).collect::<Vec<_>>();
+        let (name_pointers, text_pointers) = (pointers(&names), pointers(&texts));
+        guarded(|| {
+            let mut program = std::ptr::null_mut();
+            // SAFETY: all strings outlive the program, and the two lists have the stated length.
+            unsafe {
+                sys::nvrtcCreateProgram(
+                    &raw mut program,
+                    text.as_ptr(),
+                    file.as_ptr(),
+                    names.len() as i32,
+                    text_pointers.as_ptr(),
+                    name_pointers.as_ptr(),
+                )
+            }
+            .result()
+            .map_err(|error| error.to_string())?;
+            let program = Program(program);
+            // SAFETY: the program lives.
+            let compiled = unsafe { nvrtc::compile_program(program.0, &self.options) };
+            if let Err(error) = compiled {
+                // SAFETY: the program lives.
+                let log = unsafe { nvrtc::get_program_log(program.0) }.unwrap_or_default();
+                return Err(format!("{error}\n{}", text_of(&log)));
+            }
+            let failed = |error: nvrtc::NvrtcError| error.to_string();
+            let mut n_bytes = 0;
+            // SAFETY: the program lives; the pointer is to a live integer.
+            unsafe { sys::nvrtcGetCUBINSize(program.0, &raw mut n_bytes) }
+                .result()
+                .map_err(failed)?;
+            let mut image = vec![0u8; n_bytes];
+            // SAFETY: the program lives; the memory has the size that was asked for.
+            unsafe { sys::nvrtcGetCUBIN(program.0, image.as_mut_ptr().cast()) }
+                .result()
+                .map_err(failed)?;
+            Ok(image)
+        })
+    }
+}
+
+/// The text of a log up to its zero byte.
+fn text_of(log: &[c_char]) -> String {
+    let bytes: Vec<u8> = log.iter().map(|c| c.cast_unsigned()).collect();
+    match CStr::from_bytes_until_nul(&bytes) {
+        Ok(text) => text.to_string_lossy().trim().to_owned(),
+        Err(_) => String::from_utf8_lossy(&bytes).trim().to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_cache_returns_what_was_kept_and_nothing_else() {
+        let folder = std::env::temp_dir().join(format!("gemel-cubins-{}", std::process::id()));
+        let file = folder.join("a");
+        assert_eq!(fetch(&file, "x"), None, "not there");
+        store(&file, "x", b"image");
+        assert_eq!(fetch(&file, "x").as_deref(), Some(&b"image"[..]), "kept");
+        assert_eq!(fetch(&file, "y"), None, "of another source");
+        assert_eq!(fetch(&file, "xi"), None, "of a longer source");
+        let whole = fs::read(&file).unwrap();
+        for n in 0..whole.len() {
+            fs::write(&file, &whole[..n]).unwrap();
+            assert_eq!(fetch(&file, "x"), None, "cut to {n} bytes");
+        }
+        fs::remove_dir_all(&folder).unwrap();
+    }
+
+    #[test]
+    fn fingerprints_follow_the_published_vectors() {
+        // Fowler, Noll, Vo: FNV-1a, 128 bits, of "" and "a".
+        assert_eq!(
+            fingerprint(b""),
+            0x6c62_272e_07bb_0142_62b8_2175_6295_c58d,
+            "empty"
+        );
+        assert_eq!(
+            fingerprint(b"a"),
+            0xd228_cb69_6f1a_8caf_7891_2b70_4e4a_8964,
+            "a"
+        );
+    }
+
+    #[test]
+    fn headers_are_part_of_the_identity() {
+        let source = |header: &str| Source {
+            text: "text".to_owned(),
+            headers: [("lib/a.cuh".to_owned(), header.to_owned())].into(),
+        };
+        assert_ne!(
+            identity("c", &source("1")),
+            identity("c", &source("2")),
+            "header"
+        );
+        assert_ne!(
+            identity("c", &source("1")),
+            identity("d", &source("1")),
+            "compiler"
+        );
+    }
+}
