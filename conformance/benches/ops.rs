@@ -1,24 +1,43 @@
-//! Criterion over the cases tagged `bench`: from submission to finish, in bytes a second of the op's cost.
+//! Criterion over the cases tagged `bench`: from submission to finish.
 //!
-//! `GEMEL_DEVICE` selects the device (default `wgpu`). `gemel-conformance bench` prints the device's own timestamps
-//! and the share of its measured peak beside the same cases.
+//! Under each case stand GB/s and GFLOP/s of the op's cost in the fastest sample, and their share of what the device
+//! was measured to reach. `GEMEL_DEVICE` selects the device (default `wgpu`). `gemel-conformance bench` prints the
+//! device's own timestamps for the same cases.
 
-use std::time::Instant;
+use std::cell::Cell;
+use std::time::{Duration, Instant};
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use gemel_conformance::cases::{self, Tag};
-use gemel_conformance::run::Runner;
+use gemel_conformance::peak;
+use gemel_conformance::run::{Options, Runner};
 use gemel_core::device::submit;
 
 fn ops(criterion: &mut Criterion) {
     let name = std::env::var("GEMEL_DEVICE").unwrap_or_else(|_| "wgpu".to_owned());
-    let runner = match Runner::open(&name) {
+    let options = Options {
+        sources: peak::sources(),
+        ..Options::new(name)
+    };
+    let runner = match Runner::with(options) {
         Ok(runner) => runner,
         Err(error) => {
             eprintln!("{error}");
             return;
         }
     };
+    let peak = match peak::measure(&runner) {
+        Ok(peak) => peak,
+        Err(error) => {
+            eprintln!("measuring the device's limits: {error}");
+            return;
+        }
+    };
+    println!(
+        "limits: {:.1} GB/s read, {:.1} GFLOP/s of f32 multiply-adds",
+        peak.bytes_per_s / 1e9,
+        peak.flops_per_s / 1e9
+    );
     for (op, table) in cases::TABLES {
         let mut group = criterion.benchmark_group(*op);
         group.sample_size(10);
@@ -31,6 +50,7 @@ fn ops(criterion: &mut Criterion) {
                 }
             };
             group.throughput(Throughput::Bytes(recorded.cost.bytes));
+            let fastest = Cell::new(Duration::MAX);
             group.bench_function(&case.id, |bencher| {
                 bencher.iter_custom(|n| {
                     let device = &**runner.device();
@@ -42,9 +62,25 @@ fn ops(criterion: &mut Criterion) {
                             eprintln!("{}: {error}", case.id);
                         }
                     }
-                    start.elapsed()
+                    let time = start.elapsed();
+                    fastest.set(
+                        fastest
+                            .get()
+                            .min(time / u32::try_from(n).unwrap_or(u32::MAX)),
+                    );
+                    time
                 });
             });
+            // A filter on the command line leaves cases out.
+            if fastest.get() < Duration::MAX {
+                let seconds = fastest.get().as_secs_f64();
+                println!(
+                    "    {:.2} GB/s, {:.2} GFLOP/s, {:.1} % of peak",
+                    recorded.cost.bytes as f64 / seconds / 1e9,
+                    recorded.cost.flops as f64 / seconds / 1e9,
+                    100.0 * peak.share(recorded.cost, seconds)
+                );
+            }
         }
         group.finish();
     }

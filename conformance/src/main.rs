@@ -478,8 +478,6 @@ fn bench(args: &Bench) -> Result<bool> {
             .with_context(|| case.id.clone())?;
         let seconds = timing.best_s();
         let cost = recorded.cost;
-        let roofline =
-            (cost.bytes as f64 / peak.bytes_per_s).max(cost.flops as f64 / peak.flops_per_s);
         println!(
             "{:<64} {:>11.1} {:>11.1} {:>8.2} {:>8.2} {:>6.1}%",
             case.id,
@@ -487,7 +485,7 @@ fn bench(args: &Bench) -> Result<bool> {
             timing.wall_s * 1e6,
             cost.bytes as f64 / seconds / 1e9,
             cost.flops as f64 / seconds / 1e9,
-            100.0 * roofline / seconds
+            100.0 * peak.share(cost, seconds)
         );
     }
     Ok(true)

@@ -26,6 +26,15 @@ pub struct Peak {
     pub flops_per_s: f64,
 }
 
+impl Peak {
+    /// The share of its roofline that an op of this cost reaches in this time.
+    pub fn share(&self, cost: Cost, seconds: f64) -> f64 {
+        let read = cost.bytes as f64 / self.bytes_per_s;
+        let computed = cost.flops as f64 / self.flops_per_s;
+        read.max(computed) / seconds
+    }
+}
+
 /// The two measurements.
 #[derive(Clone, Copy, Debug)]
 enum Kind {

@@ -23,6 +23,8 @@ use gemel_core::plan::{Placed, Plan, Span, Step};
 use gemel_core::reference::{RefArgs, RefOutput, RefTensor, RefTensorMut, ReferenceDevice};
 use gemel_core::tensor::Layout;
 use gemel_core::{DType, Device, TensorDesc};
+use gemel_cuda::emulated::open_emulated;
+use gemel_cuda::{CudaDevice, CudaOptions};
 use gemel_wgpu::{LimitOverrides, WgpuDevice, WgpuOptions};
 use rayon::prelude::*;
 
@@ -48,7 +50,7 @@ const STALE: [u32; 3] = [0x7fc0_dead, 0x7fc1_beef, 0x7fc0_dead];
 /// Which device, and how it is used.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// The device: `reference`, `wgpu`, `wgpu:N` or a part of an adapter's name.
+    /// The device: `reference`, `cuda`, `cuda:N`, `cuda-emulated`, `wgpu`, `wgpu:N` or a part of an adapter's name.
     pub device: String,
     /// Chooses launches as for a device of this class.
     pub class: Option<DeviceClass>,
@@ -58,7 +60,7 @@ pub struct Options {
     pub seed: u64,
     /// Runs each case a third time.
     pub thorough: bool,
-    /// Replaces shader files: name to text.
+    /// Replaces shader files, name to text, and kernel files, name with extension to text.
     pub sources: BTreeMap<String, String>,
 }
 
@@ -84,9 +86,12 @@ pub fn open(options: &Options) -> Result<Arc<dyn Device>, DeviceError> {
     if options.device == "reference" {
         return Ok(Arc::new(ReferenceDevice::new()));
     }
+    if is_cuda(&options.device) {
+        return open_cuda(options);
+    }
     let mut wgpu = WgpuOptions::new(&options.device);
     wgpu.class = options.class;
-    wgpu.sources = options.sources.clone();
+    wgpu.sources = sources_of(options, false);
     if options.least_limits {
         let least = least_caps(DeviceClass::Software);
         wgpu.limits = Some(LimitOverrides {
@@ -101,6 +106,44 @@ pub fn open(options: &Options) -> Result<Arc<dyn Device>, DeviceError> {
         });
     }
     Ok(Arc::new(WgpuDevice::open(&wgpu)?))
+}
+
+/// Whether a name selects a device of the CUDA backend, real or emulated.
+fn is_cuda(device: &str) -> bool {
+    let kind = device.split([':', '#']).next().unwrap_or_default();
+    matches!(kind, "cuda" | "cuda-emulated")
+}
+
+fn open_cuda(options: &Options) -> Result<Arc<dyn Device>, DeviceError> {
+    let mut cuda = CudaOptions::new(&options.device);
+    cuda.class = options.class;
+    cuda.sources = sources_of(options, true);
+    if options.least_limits {
+        let least = least_caps(DeviceClass::Discrete);
+        cuda.limits = Some(gemel_cuda::LimitOverrides {
+            max_binding_bytes: Some(least.max_binding_bytes),
+            max_buffer_bytes: Some(least.max_buffer_bytes),
+            // Fewer than the least, so that grids fold.
+            max_blocks_per_axis: Some(60),
+            max_threads_per_block: Some(least.max_threads_per_block),
+            memory_bytes: None,
+        });
+    }
+    Ok(if options.device.starts_with("cuda-emulated") {
+        Arc::new(open_emulated(&cuda)?)
+    } else {
+        Arc::new(CudaDevice::open(&cuda)?)
+    })
+}
+
+/// The replaced files of one backend: names of kernels have an extension, names of shaders have none.
+fn sources_of(options: &Options, kernels: bool) -> BTreeMap<String, String> {
+    options
+        .sources
+        .iter()
+        .filter(|(name, _)| name.contains('.') == kernels)
+        .map(|(name, text)| (name.clone(), text.clone()))
+        .collect()
 }
 
 /// The least that any adapter of WebGPU offers.
