@@ -140,8 +140,7 @@ template <class... A> constexpr auto sizes(void (*)(A...), unsigned threads) {
     extern "C" __attribute__((visibility("default"))) int entry##__emulated(                                           \
         const unsigned* grid, const unsigned* block, size_t shared_bytes, void** arguments) {                          \
         return ::emulation::run(entry, #entry, entry##__anchor, grid, block, shared_bytes, arguments);                 \
-    }                                                                                                                  \
-    extern "C" __attribute__((visibility("default"))) void* entry##__shared() { return entry##__anchor(); }
+    }
 
 DEVICE Index block_id() { return emulation::block_index; }
 DEVICE Index grid_size() { return emulation::grid_index; }
@@ -208,7 +207,7 @@ template <class T> DEVICE T shuffle(T value, unsigned lane, unsigned lanes = ALL
 template <class T> DEVICE T shuffle_xor(T value, unsigned lane_bits, unsigned lanes = ALL_LANES) {
     return shuffle(value, lane_id() ^ lane_bits, lanes);
 }
-DEVICE unsigned ballot(bool value, unsigned lanes = ALL_LANES) {
+DEVICE unsigned warp_ballot(bool value, unsigned lanes = ALL_LANES) {
     emulation::Ballot operands{value, 0};
     emulation::collective(lanes, emulation::ballot_all, &operands, "ballot");
     return operands.result;

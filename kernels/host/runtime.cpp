@@ -330,6 +330,10 @@ void start_fibers(Runner& r) {
         fiber.copies.clear();
         fiber.copy_group = 0;
         fiber.waits_in = nullptr;
+#if defined(__SANITIZE_ADDRESS__)
+        // The last thread on this stack never returned from its functions.
+        __asan_unpoison_memory_region(fiber.stack, STACK_BYTES);
+#endif
         // Staggered: stacks a power of two apart would share one set of the cache.
         auto** top = reinterpret_cast<void**>(fiber.stack + STACK_BYTES - 64 - (i % 31) * 320);
         *--top = nullptr;
@@ -429,13 +433,6 @@ void run_block(Index block) {
         }
     }
     current = nullptr;
-#if defined(__SANITIZE_ADDRESS__)
-    if (r.block_failed) {
-        for (auto& fiber : r.fibers) {
-            __asan_unpoison_memory_region(fiber.stack, STACK_BYTES);
-        }
-    }
-#endif
 #if EMULATION_RACES
     __tsan_acquire(&r.ends);
 #endif

@@ -41,7 +41,7 @@ template <class T> DEVICE T shuffle(T value, unsigned lane, unsigned lanes = ALL
     return __shfl_sync(lanes, value, lane);
 }
 // Bit i tells whether lane i passed true.
-DEVICE unsigned ballot(bool value, unsigned lanes = ALL_LANES) { return __ballot_sync(lanes, value); }
+DEVICE unsigned warp_ballot(bool value, unsigned lanes = ALL_LANES) { return __ballot_sync(lanes, value); }
 
 // Integers only: the order of float atomics would show in results.
 DEVICE unsigned atomic_add(unsigned* at, unsigned value) { return atomicAdd(at, value); }
