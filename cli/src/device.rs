@@ -6,6 +6,7 @@ use anyhow::{Context as _, Result};
 use gemel_core::Device;
 use gemel_core::op::DeviceClass;
 use gemel_core::reference::ReferenceDevice;
+use gemel_cuda::{CudaDevice, CudaOptions};
 use gemel_wgpu::{LimitOverrides, Progress, WgpuDevice, WgpuOptions};
 
 use crate::options::ModelArgs;
@@ -27,8 +28,7 @@ pub(crate) fn open(args: &ModelArgs) -> Result<Arc<dyn Device>> {
         return Ok(Arc::new(ReferenceDevice::new()));
     }
     let shown = Mutex::new(None);
-    let mut options = WgpuOptions::new(args.device.clone());
-    options.progress = Some(Progress(Arc::new(move |done, total| {
+    let progress = move |done: usize, total: usize| {
         let mut shown = shown.lock().unwrap_or_else(PoisonError::into_inner);
         // A handful of kernels is not worth a bar, and a bar must not cover text.
         if done >= total || total <= 4 || session::is_answering() {
@@ -38,7 +38,20 @@ pub(crate) fn open(args: &ModelArgs) -> Result<Arc<dyn Device>> {
         let bar = shown.get_or_insert_with(|| session::count_bar("compiling kernels"));
         bar.set_length(total as u64);
         bar.set_position(done as u64);
-    })));
+    };
+    if is_cuda(&args.device) {
+        let mut options = CudaOptions::new(args.device.clone());
+        options.progress = Some(gemel_cuda::Progress(Arc::new(progress)));
+        if let Some(mib) = args.memory {
+            options.limits = Some(gemel_cuda::LimitOverrides {
+                memory_bytes: Some(mib << 20),
+                ..gemel_cuda::LimitOverrides::default()
+            });
+        }
+        return Ok(Arc::new(CudaDevice::open(&options)?));
+    }
+    let mut options = WgpuOptions::new(args.device.clone());
+    options.progress = Some(Progress(Arc::new(progress)));
     if let Some(mib) = args.memory {
         options.limits = Some(LimitOverrides {
             memory_bytes: Some(mib << 20),
@@ -56,4 +69,9 @@ pub(crate) fn open(args: &ModelArgs) -> Result<Arc<dyn Device>> {
         note!("--fast has no effect here: f32 activations are faster on a software driver");
     }
     Ok(Arc::new(device))
+}
+
+/// Whether a `--device` string means CUDA: `cuda`, `cuda:1`.
+fn is_cuda(device: &str) -> bool {
+    device == "cuda" || device.starts_with("cuda:")
 }

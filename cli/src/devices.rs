@@ -18,9 +18,10 @@ pub(crate) struct DevicesArgs {
 /// Runs the command.
 pub(crate) fn devices(args: &DevicesArgs) -> Result<()> {
     let adapters = enumerate(&WgpuOptions::new("wgpu"));
+    let cuda = gemel_cuda::enumerate();
     let mut out = std::io::stdout().lock();
     if args.json {
-        let list: Vec<_> = adapters
+        let mut list: Vec<_> = adapters
             .iter()
             .map(|adapter| {
                 json!({
@@ -36,6 +37,19 @@ pub(crate) fn devices(args: &DevicesArgs) -> Result<()> {
                 })
             })
             .collect();
+        list.extend(cuda.iter().flatten().map(|device| {
+            json!({
+                "name": device.name,
+                "adapter": device.device,
+                "backend": "cuda",
+                "driver": device.driver,
+                "class": device.caps.class.name(),
+                "memory_bytes": device.caps.memory_bytes,
+                "max_binding_bytes": device.caps.max_binding_bytes,
+                "f16": device.caps.f16,
+                "subgroup": device.caps.warp,
+            })
+        }));
         writeln!(out, "{}", serde_json::to_string_pretty(&list)?)?;
     } else {
         writeln!(
@@ -58,13 +72,33 @@ pub(crate) fn devices(args: &DevicesArgs) -> Result<()> {
                 adapter.driver
             )?;
         }
+        for device in cuda.iter().flatten() {
+            let caps = &device.caps;
+            writeln!(
+                out,
+                "{:<10} {:<11} {:<8} {:>11} {:>5} {:>9}  {} (compute capability {}.{}, {})",
+                device.name,
+                caps.class.name(),
+                "cuda",
+                caps.memory_bytes >> 20,
+                if caps.f16 { "yes" } else { "no" },
+                caps.warp.map_or("no".to_owned(), |n| n.to_string()),
+                device.device,
+                device.compute.0,
+                device.compute.1,
+                device.driver
+            )?;
+        }
         writeln!(
             out,
             "{:<10} {:<11} {:<8} {:>11} {:>5} {:>9}  f64 definitions of the ops, for checking",
             "reference", "reference", "host", "-", "-", "-"
         )?;
+        if let Err(reason) = &cuda {
+            writeln!(out, "cuda: not available: {reason}")?;
+        }
     }
-    if adapters.is_empty() {
+    if adapters.is_empty() && cuda.is_err() {
         bail!(
             "no GPU adapter found; install your GPU's Vulkan driver and the Vulkan loader (Debian: libvulkan1), or a software driver (Debian: mesa-vulkan-drivers)"
         );

@@ -110,7 +110,7 @@ pub(crate) struct ModelArgs {
     /// The model, a GGUF file; of a sharded model any shard
     #[arg(short, long, value_name = "FILE")]
     pub(crate) model: PathBuf,
-    /// Where to run: `wgpu`, `wgpu:1`, part of a name from `gemel devices`, or `reference`
+    /// Where to run: `wgpu`, `wgpu:1`, part of a name from `gemel devices`, `cuda`, `cuda:1`, or `reference`
     #[arg(long, default_value = "wgpu", value_name = "DEVICE")]
     pub(crate) device: String,
     /// Context size in tokens [default: the model's, at most 4096]

@@ -289,6 +289,7 @@ fn devices_that_are_not_there_or_too_small() {
         &["--device", "wgpu:99"],
         &["`wgpu:99`", "there are", "wgpu:0"],
     );
+    with(&["--device", "cuda:4000"], &["`cuda:4000`"]);
     with(
         &["--memory", "1"],
         &["--memory allows 1 MiB", "needs 2 MiB", "1 MiB free", "-c"],

@@ -229,6 +229,8 @@ fn devices_as_text_and_json() {
         assert!(device["memory_bytes"].as_u64() > Some(0), "{device}");
     }
     assert!(text.text().contains("reference"), "{text:?}");
+    // A device or the reason why there is none.
+    assert!(text.text().contains("cuda:"), "{text:?}");
 }
 
 #[test]
