@@ -3,6 +3,7 @@
 //! Under each case stand GB/s and GFLOP/s of the op's cost in the fastest sample, and their share of what the device
 //! was measured to reach. `GEMEL_DEVICE` selects the device (default `wgpu`). `gemel-conformance bench` prints the
 //! device's own timestamps for the same cases.
+#![allow(clippy::print_stdout, reason = "a benchmark prints its figures")]
 
 use std::cell::Cell;
 use std::time::{Duration, Instant};

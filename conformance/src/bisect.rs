@@ -13,7 +13,7 @@ use gemel_core::tensor::Layout;
 use gemel_core::{Device, TensorDesc};
 
 use crate::compare::{self, Figures};
-use crate::run::ask;
+use crate::prepare::ask;
 
 /// What became of one step.
 #[derive(Clone, Debug)]

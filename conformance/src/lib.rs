@@ -1,7 +1,8 @@
 //! Holds every op on every backend against the f64 reference.
 //!
 //! One table of [`cases`] an op serves tests, benchmarks and the support table. [`fill`] makes the operands of a
-//! case from its id, [`run`] executes cases on a device in poisoned memory with guard words, [`compare`] judges what
+//! case from its id, [`prepare`] makes a case ready,
+//! [`run`] executes cases on a device in poisoned memory with guard words, [`compare`] judges what
 //! came back, [`report`] writes it down.
 //!
 //! ```
@@ -22,6 +23,8 @@ pub mod compare;
 pub mod fill;
 pub mod golden;
 pub mod peak;
+mod pools;
+pub mod prepare;
 pub mod report;
 pub mod run;
 pub mod support;

@@ -3,7 +3,7 @@
 
 use gemel_conformance::cases::{self, Case, Tag};
 use gemel_conformance::compare::{Expected, judge, judge_state};
-use gemel_conformance::run::{self, Reference};
+use gemel_conformance::prepare::{self, Reference};
 use gemel_core::DType;
 use gemel_core::format::cache_row::CacheRow;
 use gemel_core::tensor::Layout;
@@ -78,7 +78,7 @@ fn mutants(reference: &Reference, expected: &Expected) -> Vec<(&'static str, Vec
 
 /// The judge's verdicts on one case: mutants tried, mutants accepted.
 fn check(case: &Case) -> (usize, Vec<String>) {
-    let reference = run::reference(case, 0).unwrap_or_else(|error| panic!("{case:?}: {error}"));
+    let reference = prepare::reference(case, 0).unwrap_or_else(|error| panic!("{case:?}: {error}"));
     let mut accepted = Vec::new();
     let mut n = 0;
     for expected in &reference.outputs {
