@@ -12,16 +12,31 @@ import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent / "kernels"
 TARGETS = ["sm_75", "sm_80", "sm_90", "sm_120"]
-FLOATS = {"eps", "scale", "bias", "cap", "freq_base", "freq_scale", "ext_factor", "attn_factor"}
+FLOATS = {"eps", "scale", "bias", "cap", "inv_cap", "step", "smallest"}
 
 
-def sample_prelude(text: str) -> str:
-    """Constants and a parameter block with every name that the text uses."""
-    constants = {"THREADS"} | {c for c in ("LANES",) if re.search(rf"\b{c}\b", text)}
-    lines = [f"constexpr unsigned {name} = {32 if name == 'LANES' else 256}u;" for name in sorted(constants)]
+# Sample values of specialisations; the pieces that stand for those chosen by type.
+CONSTANTS = {"THREADS": "256u", "LANES": "32u", "KIND": "1u", "BITS": "5u", "RANGED": "true"}
+FLAGS = {"kv_write.cu": {"BF16": "false"}}
+PIECES = {"gather_rows.cu": [("g", "gather_plain")], "quantize_q8.cu": [("x", "quads_scalar")]}
+
+
+def assemble(path: pathlib.Path) -> str:
+    """Prelude, pieces and text; the parameter block has every name that they use."""
+    body = path.read_text()
+    for prefix, piece in PIECES.get(path.name, []):
+        body = (ROOT / f"lib/{piece}.cuh").read_text().replace("SELF_", f"{prefix}_") + body
+        body = '#include "lib/device.cuh"\n' + body
+    text = with_includes(body, set())
+    constants = CONSTANTS | FLAGS.get(path.name, {})
+    lines = [
+        f"constexpr {'bool' if value in ('true', 'false') else 'unsigned'} {name} = {value};"
+        for name, value in constants.items()
+        if re.search(rf"\b{name}\b", text)
+    ]
     fields = sorted(set(re.findall(r"\bp\.(\w+)", text)) - {"x", "y"})
     members = " ".join(f"{'float' if f in FLOATS else 'unsigned'} {f};" for f in fields) or "unsigned unused;"
-    return "\n".join([*lines, f"struct Params {{ {members} }};", ""])
+    return "\n".join([*lines, f"struct Params {{ {members} }};", body])
 
 
 def with_includes(text: str, seen: set[str]) -> str:
@@ -48,8 +63,7 @@ def main() -> int:
     n = len(headers)
     sources = sorted(ROOT.glob("*.cu")) + [ROOT / "host/check_kernels.cu"]
     for path in sources:
-        text = path.read_text()
-        source = sample_prelude(with_includes(text, set())) + text
+        source = assemble(path)
         for target in arguments or TARGETS:
             program = ctypes.c_void_p()
             nvrtc.nvrtcCreateProgram(
