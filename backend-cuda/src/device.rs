@@ -92,9 +92,10 @@ impl Lane {
 
 impl Drop for Lane {
     /// Waits for the work in flight. What does not finish keeps its memory for good: a leak, but no corruption.
+    /// Work of a lost device has ended with it.
     fn drop(&mut self) {
         if let Some((event, _)) = self.in_flight.back()
-            && !matches!(wait(event, self.deadline), Ok(true))
+            && matches!(wait(event, self.deadline), Ok(false))
         {
             std::mem::forget(std::mem::take(&mut self.in_flight));
         }
@@ -255,13 +256,15 @@ impl CudaDevice {
         let event = Arc::new(Event::new(&self.context, false).map_err(failed)?);
         let worked = work(&lane.stream);
         let recorded = lane.stream.record(&event);
-        if recorded.is_ok() {
+        let has_event = recorded.is_ok();
+        let result = worked.and(recorded).map_err(failed);
+        if has_event {
             lane.in_flight.push_back((event.clone(), kept));
-        } else {
-            // Without an event nobody can know when the work has finished.
+        } else if self.gpu.check().is_ok() {
+            // Without an event nobody can know when the work has finished. That of a lost device has.
             std::mem::forget(kept);
         }
-        worked.and(recorded).map_err(failed)?;
+        result?;
         lane.submitted += 1;
         let value = lane.submitted;
         Ok((event, value))
@@ -416,8 +419,10 @@ impl CudaDevice {
         let (event, value) = match enqueued {
             Ok(enqueued) => enqueued,
             Err(error) => {
-                // The copy may be under way all the same.
-                std::mem::forget(target);
+                // The copy may be under way all the same, unless the device is lost.
+                if self.gpu.check().is_ok() {
+                    std::mem::forget(target);
+                }
                 return Err(error);
             }
         };

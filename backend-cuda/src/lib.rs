@@ -26,3 +26,4 @@ pub mod source;
 
 pub use caps::{CudaInfo, CudaOptions, LimitOverrides, Progress, enumerate};
 pub use device::CudaDevice;
+pub use modules::check;

@@ -412,6 +412,29 @@ impl Nvrtc {
     }
 }
 
+/// Compiles the embedded kernel of a launch for a compute capability, without a device. Returns the cubin.
+///
+/// # Errors
+/// [`DeviceError::NotFound`] without NVRTC, [`DeviceError::Compile`] with file and line.
+pub fn check(
+    op: &'static str,
+    launch: &Launch,
+    compute: (u32, u32),
+) -> Result<Vec<u8>, DeviceError> {
+    let compiler = Nvrtc::new(compute).map_err(|available| DeviceError::NotFound {
+        wanted: "nvrtc".to_owned(),
+        available,
+    })?;
+    Library::embedded()
+        .assemble(op, launch)
+        .map_err(|error| error.to_string())
+        .and_then(|source| compiler.compile(&format!("kernels/{op}.cu"), &source))
+        .map_err(|log| DeviceError::Compile {
+            kernel: Key::new(op, launch).to_string(),
+            log,
+        })
+}
+
 /// A program, destroyed when dropped.
 struct Program(sys::nvrtcProgram);
 

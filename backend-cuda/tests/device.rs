@@ -440,6 +440,41 @@ fn kernels_that_cannot_be_had_are_compile_errors() {
 }
 
 #[test]
+fn compiled_kernels_are_kept_on_disk() {
+    let cache = std::env::temp_dir().join(format!("gemel-kept-{}", std::process::id()));
+    let options = CudaOptions {
+        cache: Some(cache.clone()),
+        ..options()
+    };
+    let files = || -> Vec<_> {
+        std::fs::read_dir(&cache)
+            .unwrap()
+            .map(|entry| entry.unwrap().path())
+            .collect()
+    };
+    norm(&open(&options), &[2, 8]);
+    let [file] = &files()[..] else {
+        panic!("one kernel: {:?}", files());
+    };
+    let whole = std::fs::read(file).unwrap();
+    let kept = std::fs::metadata(file).unwrap().modified().unwrap();
+    norm(&open(&options), &[3, 8]);
+    let modified = std::fs::metadata(file).unwrap().modified().unwrap();
+    assert_eq!(
+        modified, kept,
+        "not compiled again for another number of rows"
+    );
+
+    // A file that was damaged in a way that its lengths do not show: the driver refuses it, the source is compiled.
+    let mut damaged = whole.clone();
+    let image = damaged.windows(4).position(|w| w == b"\x7fELF").unwrap();
+    damaged[image] = 0;
+    std::fs::write(file, &damaged).unwrap();
+    norm(&open(&options), &[2, 8]);
+    std::fs::remove_dir_all(&cache).unwrap();
+}
+
+#[test]
 fn capabilities_are_those_of_a_gpu() {
     let device = open(&options());
     let caps = device.caps();
