@@ -1,6 +1,7 @@
 // The self-test of the emulation: kernels against plain loops, planted faults that must be found, and the rules of the
 // pretend driver. check MODULE_DIR; `check.sh` builds the modules and runs it in several orders.
 #include "emulation.hpp"
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -175,6 +176,257 @@ void elementwise() {
     } q;
     scale.launch(6, 64, 0, {&a_at.at, &y_at.at, &q});
     check(near(y_at.read(), scaled, 1e-6f), "scale");
+}
+
+void norms_and_activations() {
+    struct {
+        unsigned n_rows = 3, n = 70;
+        float eps = 1e-6f;
+        unsigned a_n1 = 1, a_s0 = 70, a_s1 = 0, a_off = 0, b_n1 = 1, b_s0 = 71, b_s1 = 0, b_off = 4;
+    } p;
+    auto a = numbers(210, 20), b = numbers(4 + 3 * 71, 21), w = numbers(70, 22);
+    std::vector<float> sums(210), want(210);
+    for (unsigned row = 0; row < 3; row++) {
+        double squares = 0.0;
+        for (unsigned i = 0; i < 70; i++) {
+            float v = sums[row * 70 + i] = a[row * 70 + i] + b[4 + row * 71 + i];
+            squares += double(v) * v;
+        }
+        for (unsigned i = 0; i < 70; i++) {
+            want[row * 70 + i] = float(sums[row * 70 + i] / sqrt(squares / 70 + p.eps) * w[i]);
+        }
+    }
+    Memory<float> a_at(a), b_at(b), w_at(w), sum_at(210), y_at(210);
+    Kernel norm("add_rms_norm", "add_rms_norm");
+    norm.launch(2, 64, 0, {&a_at.at, &b_at.at, &w_at.at, &sum_at.at, &y_at.at, &p});
+    check(near(sum_at.read(), sums, 0.0f) && near(y_at.read(), want, 1e-5f), "add_rms_norm");
+
+    struct {
+        unsigned n_rows = 1, n = 210, chunk = 64, n_chunks = 4, n1 = 1, a_s0 = 0, a_s1 = 0, a_off = 0;
+        unsigned b_m0 = 1, b_m1 = 1, b_s0 = 0, b_s1 = 0, b_off = 4, b_n = 210, b_step = 64;
+    } q;
+    for (unsigned i = 0; i < 210; i++) {
+        want[i] = float(a[i] / (1.0 + exp(-double(a[i]))) * b[4 + i]);
+    }
+    Kernel glu("glu", "glu");
+    glu.launch(4, 64, 0, {&a_at.at, &b_at.at, &y_at.at, &q});
+    check(near(y_at.read(), want, 1e-6f), "glu");
+
+    struct {
+        unsigned n_rows = 1, n = 210, chunk = 64, n_chunks = 4, n1 = 1, a_s0 = 0, a_s1 = 0, a_off = 0;
+        float cap = 0.5f, inv_cap = 2.0f;
+    } r;
+    for (unsigned i = 0; i < 210; i++) {
+        want[i] = float(0.5 * tanh(2.0 * a[i]));
+    }
+    Kernel softcap("softcap", "softcap");
+    softcap.launch(4, 64, 0, {&a_at.at, &y_at.at, &r});
+    check(near(y_at.read(), want, 1e-6f), "softcap");
+}
+
+void sampling() {
+    // Rows of 1000 in slices of 300, with equals and the best in the last slice.
+    auto x = numbers(2003, 23);
+    x[3 + 950] = x[3 + 970] = 2.0f;
+    x[3 + 1000] = x[3 + 1001] = 3.0f;
+    struct {
+        unsigned n_rows = 2, n = 1000, slice = 300, n_slices = 4, x_n1 = 1, x_s0 = 1000, x_s1 = 0, x_off = 3;
+    } p;
+    Memory<float> x_at(x), parts(16), stats(4);
+    Memory<unsigned> best(2);
+    Kernel argmax("argmax", "argmax"), merge("argmax", "argmax_merge");
+    argmax.launch(8, 64, 0, {&x_at.at, &parts.at, &best.at, &p});
+    merge.launch(2, 64, 0, {&x_at.at, &parts.at, &best.at, &p});
+    check(best.read() == std::vector<unsigned>{950, 0}, "argmax");
+
+    Kernel reduce("softmax_stats", "softmax_stats"), join("softmax_stats", "softmax_stats_merge");
+    reduce.launch(8, 64, 0, {&x_at.at, &parts.at, &stats.at, &p});
+    join.launch(2, 64, 0, {&x_at.at, &parts.at, &stats.at, &p});
+    std::vector<float> want = {2.0f, 0.0f, 3.0f, 0.0f};
+    for (unsigned row = 0; row < 2; row++) {
+        double sum = 0.0;
+        for (unsigned i = 0; i < 1000; i++) {
+            sum += exp(double(x[3 + 1000 * row + i]) - want[2 * row]);
+        }
+        want[2 * row + 1] = float(sum);
+    }
+    check(near(stats.read(), want, 1e-3f), "softmax_stats");
+
+    struct {
+        unsigned n_rows = 2, n = 1000, k = 5, group = 16, n_groups = 63, n_blocks = 1, n_candidates = 80;
+        unsigned x_n1 = 1, x_s0 = 1000, x_s1 = 0, x_off = 3;
+    } q;
+    Memory<unsigned> work(2 * (63 + 80)), ids(10);
+    Memory<float> values(10);
+    Kernel groups("top_k_logits", "top_k_logits_groups"), top("top_k_logits", "top_k_logits");
+    groups.launch(2, 64, 0, {&x_at.at, &work.at, &ids.at, &values.at, &q});
+    top.launch(2, 64, 0, {&x_at.at, &work.at, &ids.at, &values.at, &q});
+    std::vector<unsigned> ids_want;
+    for (unsigned row = 0; row < 2; row++) {
+        std::vector<unsigned> order(1000);
+        for (unsigned i = 0; i < 1000; i++) {
+            order[i] = i;
+        }
+        std::stable_sort(order.begin(), order.end(),
+                         [&](unsigned a, unsigned b) { return x[3 + 1000 * row + a] > x[3 + 1000 * row + b]; });
+        ids_want.insert(ids_want.end(), order.begin(), order.begin() + 5);
+    }
+    auto found = ids.read();
+    check(found == ids_want && values.read()[5] == 3.0f && found[0] == 950 && found[1] == 970, "top_k_logits");
+}
+
+void moves() {
+    auto x = numbers(300, 24);
+    // f32 to f16 and back, a view of 3 rows of 7 out of rows of 10.
+    struct {
+        unsigned n_rows = 1, n = 11, chunk = 64, n_chunks = 1, n1 = 1, a_s0 = 0, a_s1 = 0, a_off = 0;
+        unsigned x_n_rows = 3, x_n = 7, x_chunk = 64, x_n_chunks = 1, x_n1 = 1, x_a_s0 = 10, x_a_s1 = 0, x_a_off = 2;
+        unsigned n_elems = 21, x_type = 0, y_type = 1;
+    } p;
+    Memory<float> x_at(x);
+    Memory<uint16_t> y_at(22);
+    Kernel cast("copy_cast", "copy_cast");
+    cast.launch(1, 64, 0, {&x_at.at, &y_at.at, &p});
+    auto halves = y_at.read();
+    bool right = halves[21] == 0;
+    for (unsigned i = 0; i < 21; i++) {
+        right &= halves[i] == std::bit_cast<uint16_t>(_Float16(x[2 + i / 7 * 10 + i % 7]));
+    }
+    check(right, "copy_cast");
+
+    struct {
+        unsigned n_ids = 4, ids_off = 1, ids_s = 1, n = 7, n_total = 20, row0 = 0, n_rows = 20;
+        float scale = 2.0f;
+        unsigned w_n1 = 1, w_s0 = 10, w_s1 = 0, w_off = 1;
+    } q;
+    std::vector<int> ids = {99, 3, -1, 19, 20};
+    Memory<int> ids_at(ids);
+    Memory<float> rows(28);
+    Kernel gather("gather_rows", "gather_rows");
+    gather.launch(1, 64, 0, {&x_at.at, &x_at.at, &ids_at.at, &rows.at, &q});
+    std::vector<float> want(28);
+    for (unsigned i = 0; i < 7; i++) {
+        want[i] = 2.0f * x[1 + 3 * 10 + i];
+        want[14 + i] = 2.0f * x[1 + 19 * 10 + i];
+    }
+    check(near(rows.read(), want, 0.0f), "gather_rows");
+
+    struct {
+        unsigned n_items = 28, n = 7, n_rows = 5, x_s = 10, x_off = 2, y_s = 8, y_off = 1, idx_off = 0;
+    } r;
+    Memory<int> targets(std::vector<int>{4, -1, 0, 5});
+    Memory<float> table(std::vector<float>(41, 9.0f));
+    Kernel scatter("scatter_rows", "scatter_rows");
+    scatter.launch(1, 64, 0, {&x_at.at, &targets.at, &table.at, &r});
+    std::vector<float> table_want(41, 9.0f);
+    for (unsigned i = 0; i < 7; i++) {
+        table_want[1 + 4 * 8 + i] = x[2 + i];
+        table_want[1 + i] = x[2 + 20 + i];
+    }
+    check(near(table.read(), table_want, 0.0f), "scatter_rows");
+}
+
+void rotation() {
+    // 3 tokens, 2 heads of 10 of which 8 are rotated in pairs of halves; positions 0, 300 and -1.
+    struct {
+        unsigned n_items = 36, items = 6, n_heads = 2, heads_per_thread = 1, head_dim = 10, pairs = 4, first = 1;
+        unsigned second = 4, n_coarse = 2, x_s0 = 20, x_s1 = 10, x_off = 0, pos_off = 0;
+    } p;
+    auto x = numbers(60, 25);
+    std::vector<float> table, want = x;
+    for (unsigned row = 0; row < 258; row++) {
+        for (unsigned pair = 0; pair < 4; pair++) {
+            double position = row < 256 ? row : 256.0 * (row - 256);
+            table.push_back(float(cos(position * pow(0.1, pair))));
+            table.push_back(float(sin(position * pow(0.1, pair))));
+        }
+    }
+    std::vector<int> positions = {0, 300, -1};
+    for (unsigned head = 0; head < 2; head++) {
+        for (unsigned pair = 0; pair < 4; pair++) {
+            double angle = 300.0 * pow(0.1, pair);
+            unsigned a = 20 + head * 10 + pair, b = a + 4;
+            want[a] = float(x[a] * cos(angle) - x[b] * sin(angle));
+            want[b] = float(x[a] * sin(angle) + x[b] * cos(angle));
+        }
+    }
+    Memory<float> x_at(x), table_at(table), y_at(60);
+    Memory<int> positions_at(positions);
+    Kernel rope("rope", "rope");
+    rope.launch(1, 64, 0, {&x_at.at, &positions_at.at, &table_at.at, &y_at.at, &p});
+    check(near(y_at.read(), want, 1e-5f), "rope");
+}
+
+void quantised() {
+    auto x = numbers(2 * 96, 26);
+    struct {
+        unsigned x_n1 = 1, x_s0 = 96, x_s1 = 0, x_off = 0, n_rows = 2, n = 96;
+        float step = 1.0f / 127.0f, smallest = 1.17549435e-38f;
+    } p;
+    Memory<float> x_at(x), s_at(12);
+    Memory<int8_t> q_at(192);
+    Kernel quantize("quantize_q8", "quantize_q8");
+    quantize.launch(1, 64, 0, {&x_at.at, &q_at.at, &s_at.at, &p});
+    auto q = q_at.read();
+    auto s = s_at.read();
+    bool right = true;
+    for (unsigned i = 0; i < 192; i++) {
+        right &= fabsf(q[i] * s[i / 32 * 2] - x[i]) <= 0.501f * s[i / 32 * 2];
+    }
+    for (unsigned block = 0; block < 6; block++) {
+        int sum = 0;
+        for (unsigned i = 0; i < 32; i++) {
+            sum += q[32 * block + i];
+        }
+        right &= fabsf(s[2 * block + 1] - s[2 * block] * float(sum)) < 1e-6f;
+    }
+    check(right, "quantize_q8");
+
+    // 2 tokens of one head of 96 into cells 70 and none, of a cache of 2 pages.
+    std::vector<int> slots = {70, -1};
+    Memory<int> slots_at(slots);
+    struct {
+        unsigned n_items, items, n_heads = 1, head_dim = 96, n_cells = 128, row_words, narrow, slots_off = 0;
+        unsigned x_n1 = 1, x_s0 = 96, x_s1 = 0, x_off = 0;
+    } c;
+    auto run = [&](const char* file, const char* entry, unsigned items, unsigned row_words, unsigned narrow) {
+        c.items = items, c.n_items = 2 * items, c.row_words = row_words, c.narrow = narrow;
+        std::vector<unsigned> unset(128 * row_words, 0x12345678u);
+        Memory<unsigned> cache(unset);
+        Kernel write(file, entry);
+        write.launch((c.n_items + 63) / 64, 64, 0, {&x_at.at, &slots_at.at, &cache.at, &c});
+        auto words = cache.read();
+        bool rest = true;
+        for (size_t i = 0; i < words.size(); i++) {
+            rest &= i / row_words == 70 || words[i] == 0x12345678u;
+        }
+        check(rest, file);
+        return std::vector<unsigned>(words.begin() + 70 * row_words, words.begin() + 71 * row_words);
+    };
+    auto half = [](unsigned bits) { return float(std::bit_cast<_Float16>(uint16_t(bits))); };
+    auto f16 = run("kv_write_f16", "kv_write", 48, 48, 0);
+    right = true;
+    for (unsigned i = 0; i < 96; i++) {
+        right &= fabsf(half(f16[i / 2] >> (16 * (i % 2))) - x[i]) < 1e-3f;
+    }
+    check(right, "kv_write");
+    auto q8 = run("kv_write_q8_0", "kv_write_blocks", 32, 2 + 3 * 8, 2);
+    right = q8[1] >> 16 == 0;
+    for (unsigned i = 0; i < 96; i++) {
+        float d = half(q8[i / 64] >> (16 * (i / 32 % 2)));
+        right &= fabsf(d * float(int8_t(q8[2 + i / 4] >> (8 * (i % 4)))) - x[i]) < 0.01f;
+    }
+    check(right, "kv_write_blocks q8_0");
+    auto q5 = run("kv_write_q5_1", "kv_write_blocks", 32, 3 * 6, 0);
+    right = true;
+    for (unsigned i = 0; i < 96; i++) {
+        const unsigned* block = &q5[i / 32 * 6];
+        unsigned j = i % 32;
+        unsigned nibble = block[2 + j % 16 / 4] >> (8 * (j % 4) + 4 * (j / 16)) & 15u;
+        float code = float(nibble | (block[1] >> j & 1u) << 4);
+        right &= fabsf(half(block[0]) * code + half(block[0] >> 16) - x[i]) < 0.04f;
+    }
+    check(right, "kv_write_blocks q5_1");
 }
 
 // Every element of a tile has one lane and place, and the maps are those of the PTX manual.
@@ -394,6 +646,11 @@ int main(int, char** argv) {
         cuCtxSetCurrent(context);
         rms_norm();
         elementwise();
+        norms_and_activations();
+        sampling();
+        moves();
+        rotation();
+        quantised();
         maps();
         products();
         driver();
