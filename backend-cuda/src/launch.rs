@@ -554,7 +554,7 @@ impl Function {
             text: format!("the entry `{entry}` has a zero byte in its name"),
         })?;
         // SAFETY: the image comes from the compiler or from the cache, which checks that it is whole; it is ELF,
-        // whose headers tell the driver its length.
+        // whose headers tell the driver its length, or PTX with the zero byte at its end.
         let module = call("loading a module", || unsafe {
             result::module::load_data(image.as_ptr().cast())
         })?;

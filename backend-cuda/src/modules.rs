@@ -386,33 +386,87 @@ fn guarded<T>(calls: impl FnOnce() -> Result<T, String>) -> Result<T, String> {
         .unwrap_or_else(|_| Err("libnvrtc lacks a function; install CUDA 12 or 13".to_owned()))
 }
 
+/// What is compiled for a device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Target {
+    /// Instructions of an architecture, which later ones of the same major number run as well.
+    Cubin(u32),
+    /// The portable form, which the driver translates for architectures that the compiler does not know yet.
+    Ptx(u32),
+}
+
+impl Target {
+    /// The best for a device among the architectures that a compiler has, in the form `90` for 9.0.
+    fn choose(compute: (u32, u32), known: &[u32]) -> Option<Self> {
+        let wanted = compute.0 * 10 + compute.1;
+        let best = known.iter().copied().filter(|&arch| arch <= wanted).max()?;
+        Some(if best / 10 == compute.0 {
+            Self::Cubin(best)
+        } else {
+            Self::Ptx(best)
+        })
+    }
+}
+
 /// NVIDIA's compiler.
 #[derive(Debug)]
 pub(crate) struct Nvrtc {
     id: String,
     options: Vec<String>,
+    target: Target,
 }
 
 impl Nvrtc {
-    /// The compiler for an architecture.
+    /// The compiler for a compute capability.
     ///
     /// # Errors
     /// One line that says why there is none.
     pub(crate) fn new(compute: (u32, u32)) -> Result<Self, String> {
         let version = nvrtc_version()?;
+        let known = architectures()?;
+        let target = Target::choose(compute, &known).ok_or_else(|| {
+            format!(
+                "NVRTC {}.{} does not compile for compute capability {}.{}; install an older CUDA toolkit",
+                version.0, version.1, compute.0, compute.1
+            )
+        })?;
+        let architecture = match target {
+            Target::Cubin(arch) => format!("sm_{arch}"),
+            Target::Ptx(arch) => format!("compute_{arch}"),
+        };
         let options = vec![
             "--std=c++17".to_owned(),
             "-default-device".to_owned(),
-            format!("--gpu-architecture=sm_{}{}", compute.0, compute.1),
+            format!("--gpu-architecture={architecture}"),
         ];
         Ok(Self {
             id: format!("nvrtc {}.{} {}", version.0, version.1, options.join(" ")),
             options,
+            target,
         })
     }
 }
 
-/// Compiles the embedded kernel of a launch for a compute capability, without a device. Returns the cubin.
+/// The architectures that NVRTC compiles for.
+fn architectures() -> Result<Vec<u32>, String> {
+    guarded(|| {
+        let failed = |error: nvrtc::NvrtcError| error.to_string();
+        let mut n = 0;
+        // SAFETY: the pointer is to a live integer.
+        unsafe { sys::nvrtcGetNumSupportedArchs(&raw mut n) }
+            .result()
+            .map_err(failed)?;
+        let mut known = vec![0; usize::try_from(n).unwrap_or(0)];
+        // SAFETY: the memory has the size that was asked for.
+        unsafe { sys::nvrtcGetSupportedArchs(known.as_mut_ptr()) }
+            .result()
+            .map_err(failed)?;
+        Ok(known.into_iter().map(i32::unsigned_abs).collect())
+    })
+}
+
+/// Compiles the embedded kernel of a launch for a compute capability, without a device. Returns the cubin (PTX for
+/// capabilities that the compiler does not know yet).
 ///
 /// # Errors
 /// [`DeviceError::NotFound`] without NVRTC, [`DeviceError::Compile`] with file and line.
@@ -491,6 +545,11 @@ impl Compiler for Nvrtc {
                 return Err(format!("{error}\n{}", text_of(&log)));
             }
             let failed = |error: nvrtc::NvrtcError| error.to_string();
+            if matches!(self.target, Target::Ptx(_)) {
+                // SAFETY: the program lives.
+                let text = unsafe { nvrtc::get_ptx(program.0) }.map_err(failed)?;
+                return Ok(text.into_iter().map(c_char::cast_unsigned).collect());
+            }
             let mut n_bytes = 0;
             // SAFETY: the program lives; the pointer is to a live integer.
             unsafe { sys::nvrtcGetCUBINSize(program.0, &raw mut n_bytes) }
@@ -549,6 +608,20 @@ mod tests {
             0xd228_cb69_6f1a_8caf_7891_2b70_4e4a_8964,
             "a"
         );
+    }
+
+    #[test]
+    fn devices_newer_than_the_compiler_get_what_they_can_run() {
+        let known = [75, 80, 86, 90, 100];
+        for (compute, target) in [
+            ((8, 0), Some(Target::Cubin(80))),
+            ((8, 9), Some(Target::Cubin(86))),
+            ((10, 3), Some(Target::Cubin(100))),
+            ((12, 0), Some(Target::Ptx(100))),
+            ((7, 0), None),
+        ] {
+            assert_eq!(Target::choose(compute, &known), target, "{compute:?}");
+        }
     }
 
     #[test]

@@ -40,6 +40,19 @@ fn kernels_compile_for_every_architecture() {
 }
 
 #[test]
+fn devices_of_the_future_get_the_portable_form() {
+    match check(RmsNorm::NAME, &launch(), (99, 0)) {
+        Ok(ptx) => {
+            let text = String::from_utf8_lossy(&ptx);
+            assert!(text.contains(".visible .entry rms_norm("), "{text}");
+            assert_eq!(ptx.last(), Some(&0), "the driver looks for the end");
+        }
+        Err(DeviceError::NotFound { available, .. }) => println!("skipped: {available}"),
+        Err(error) => panic!("{error}"),
+    }
+}
+
+#[test]
 fn errors_name_file_and_line() {
     let mut wrong = launch();
     // The file wants a constant that is not there.
