@@ -485,20 +485,83 @@ fn capabilities_are_those_of_a_gpu() {
     assert_eq!(device.name(), "cuda-emulated:0", "name");
 }
 
-/// All tests above once more with streams that run behind the host, so that a wait or a reference that is missing
-/// shows. The pretend driver reads its settings from the environment of a process, hence one of its own.
+#[test]
+fn threads_share_a_device() {
+    let (device, reference) = (open(&options()), ReferenceDevice::new());
+    let recording = norm(&device, &[3, 40]);
+    std::thread::scope(|scope| {
+        for thread in 0..4 {
+            let (device, reference) = (&device, &reference);
+            let shared = &recording;
+            scope.spawn(move || {
+                for turn in 0..5 {
+                    let step_bytes = bytes(&values(120, 100 * thread + turn));
+                    // The replay of a shared recording is one unit with its upload and its read-back.
+                    let found = start(device, shared, &[step(shared, &step_bytes)]);
+                    let found = finish(device, shared, found);
+                    // A step buffer of the reference has no such promise: it gets a recording of its own.
+                    let own = norm(reference, &[3, 40]);
+                    let expected = start(reference, &own, &[step(&own, &step_bytes)]);
+                    check_close(&found, &finish(reference, &own, expected));
+                }
+            });
+        }
+    });
+}
+
+/// Runs tests of this file in a process of its own: the pretend driver reads its settings from the environment.
+#[track_caller]
+fn run_again(args: &[&str], variable: &str, value: &str) {
+    let output = std::process::Command::new(std::env::current_exe().unwrap())
+        .args(args)
+        .env(variable, value)
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(
+        output.status.success() && !said.contains(" 0 passed"),
+        "{said}\n{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+}
+
+#[test]
+fn several_devices_are_apart() {
+    let variable = "GEMEL_EMULATION_DEVICES";
+    if std::env::var_os(variable).is_none() {
+        return run_again(&["--exact", "several_devices_are_apart"], variable, "2");
+    }
+    let devices = [0, 1].map(|n| open(&CudaOptions::new(format!("cuda-emulated:{n}"))));
+    assert_eq!(devices[1].name(), "cuda-emulated:1", "name");
+    let results: Vec<Vec<f32>> = devices
+        .iter()
+        .map(|device| {
+            let recording = norm(device, &[4, 16]);
+            let step_bytes = bytes(&values(64, 5));
+            finish(
+                device,
+                &recording,
+                start(device, &recording, &[step(&recording, &step_bytes)]),
+            )
+        })
+        .collect();
+    assert_eq!(results[0], results[1], "the same bits");
+    let foreign = devices[0].alloc(16, "foreign").unwrap();
+    assert!(
+        matches!(
+            devices[1].write(&foreign, 0, &[0; 4]),
+            Err(DeviceError::Usage { .. })
+        ),
+        "memory stays with its device"
+    );
+    let missing = open_emulated(&CudaOptions::new("cuda-emulated:2")).unwrap_err();
+    assert!(matches!(missing, DeviceError::NotFound { .. }), "{missing}");
+}
+
+/// All other tests once more with streams that run behind the host, so that a wait or a reference that is missing
+/// shows.
 #[test]
 fn the_contract_holds_when_streams_lag() {
     let name = "the_contract_holds_when_streams_lag";
-    let output = std::process::Command::new(std::env::current_exe().unwrap())
-        .args(["--skip", name])
-        .env("GEMEL_EMULATION_ASYNC", "1")
-        .output()
-        .unwrap();
-    assert!(
-        output.status.success(),
-        "{}\n{}",
-        String::from_utf8_lossy(&output.stdout),
-        String::from_utf8_lossy(&output.stderr)
-    );
+    run_again(&["--skip", name], "GEMEL_EMULATION_ASYNC", "1");
 }
