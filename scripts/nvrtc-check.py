@@ -21,10 +21,10 @@ FLAGS = {"kv_write.cu": {"BF16": "false"}}
 PIECES = {"gather_rows.cu": [("g", "gather_plain")], "quantize_q8.cu": [("x", "quads_scalar")]}
 
 
-def assemble(path: pathlib.Path) -> str:
+def assemble(path: pathlib.Path, pieces: list[tuple[str, str]]) -> str:
     """Prelude, pieces and text; the parameter block has every name that they use."""
     body = path.read_text()
-    for prefix, piece in PIECES.get(path.name, []):
+    for prefix, piece in pieces:
         body = (ROOT / f"lib/{piece}.cuh").read_text().replace("SELF_", f"{prefix}_") + body
         body = '#include "lib/device.cuh"\n' + body
     text = with_includes(body, set())
@@ -62,8 +62,11 @@ def main() -> int:
     contents = [(ROOT / name).read_bytes() for name in headers]
     n = len(headers)
     sources = sorted(ROOT.glob("*.cu")) + [ROOT / "host/check_kernels.cu"]
-    for path in sources:
-        source = assemble(path)
+    jobs = [(path, PIECES.get(path.name, [])) for path in sources]
+    tiles = sorted(path.stem for path in (ROOT / "lib").glob("tile_*.cuh"))
+    jobs += [(ROOT / "gather_rows.cu", [("g", "gather_tile"), ("w", tile)]) for tile in tiles]
+    for path, pieces in jobs:
+        source = assemble(path, pieces)
         for target in arguments or TARGETS:
             program = ctypes.c_void_p()
             nvrtc.nvrtcCreateProgram(
@@ -77,7 +80,7 @@ def main() -> int:
                 nvrtc.nvrtcGetProgramLogSize(program, ctypes.byref(size))
                 log = ctypes.create_string_buffer(size.value)
                 nvrtc.nvrtcGetProgramLog(program, log)
-                print(f"FAILED: {path.name} for {target}:\n{log.value.decode()}")
+                print(f"FAILED: {path.name} {pieces} for {target}:\n{log.value.decode()}")
                 failed += 1
             else:
                 passed += 1

@@ -122,7 +122,8 @@ bool near(const std::vector<float>& a, const std::vector<float>& b, float tolera
 }
 
 void rms_norm() {
-    for (auto [file, lanes, n, n_rows] : {std::tuple{"rms_norm_32", 32u, 100u, 13u}, {"rms_norm_256", 256u, 1757u, 5u}}) {
+    for (auto [file, lanes, n, n_rows] :
+         {std::tuple{"rms_norm_32", 32u, 100u, 13u}, {"rms_norm_256", 256u, 1757u, 5u}}) {
         struct {
             unsigned n_rows, n;
             float eps;
@@ -550,7 +551,7 @@ void driver() {
         check(cuMemcpyHtoD_v2(memory.at + 4, x.data(), 256) == 1, "a copy beyond the end is refused");
     }
     void* module = nullptr;
-    check(cuModuleLoadData(&module, "not an image, and long enough to be looked at for sixty-four bytes") == 200, "not an image");
+    check(cuModuleLoadData(&module, "not an image, and long enough to be looked at as a header") == 200, "not an image");
     {
         Kernel kernel("check_kernels_64", "no_such_entry");
         check(kernel.function == nullptr, "no such entry");

@@ -44,7 +44,9 @@ KERNEL wrong_mask(const float* x, float* y, const Params p) {
     y[thread_id()] = v;
 }
 // A lane calls under a mask without itself.
-KERNEL outside_mask(const float* x, float* y, const Params p) { y[thread_id()] = shuffle_xor(x[thread_id()], 1u, 0xffffu); }
+KERNEL outside_mask(const float* x, float* y, const Params p) {
+    y[thread_id()] = shuffle_xor(x[thread_id()], 1u, 0xffffu);
+}
 // Half of the block waits at a barrier, the other half in a warp operation for lanes at the barrier.
 KERNEL divergent(const float* x, float* y, const Params p) {
     float v = x[thread_id()];
@@ -62,7 +64,9 @@ KERNEL trapped(const float* x, float* y, const Params p) {
     y[thread_id()] = x[thread_id()];
 }
 // Writes one element behind the output.
-KERNEL out_of_bounds(const float* x, float* y, const Params p) { y[thread_id() + 1 + block_id().x * THREADS] = x[thread_id()]; }
+KERNEL out_of_bounds(const float* x, float* y, const Params p) {
+    y[thread_id() + 1 + block_id().x * THREADS] = x[thread_id()];
+}
 KERNEL shared_out_of_bounds(const float* x, float* y, const Params p) {
     float* numbers = dynamic_shared<float>();
     numbers[thread_id() + 1] = x[thread_id()];

@@ -72,10 +72,10 @@ constexpr Meaning MEANINGS[] = {
     {PEER_ACCESS_ALREADY_ENABLED, "CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED", "peer access is already enabled"},
     {LAUNCH_FAILED, "CUDA_ERROR_LAUNCH_FAILED", "unspecified launch failure"},
     {NOT_SUPPORTED, "CUDA_ERROR_NOT_SUPPORTED", "operation not supported"},
-    {CAPTURE_UNSUPPORTED, "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED", "operation not permitted when stream is capturing"},
-    {CAPTURE_INVALIDATED, "CUDA_ERROR_STREAM_CAPTURE_INVALIDATED", "operation failed due to a previous error during capture"},
-    {CAPTURE_ISOLATION, "CUDA_ERROR_STREAM_CAPTURE_ISOLATION", "dependency created on uncaptured work in another stream"},
-    {CAPTURED_EVENT, "CUDA_ERROR_CAPTURED_EVENT", "operation not permitted on an event last recorded in a capturing stream"},
+    {CAPTURE_UNSUPPORTED, "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED", "not permitted when stream is capturing"},
+    {CAPTURE_INVALIDATED, "CUDA_ERROR_STREAM_CAPTURE_INVALIDATED", "failed earlier during capture"},
+    {CAPTURE_ISOLATION, "CUDA_ERROR_STREAM_CAPTURE_ISOLATION", "depends on uncaptured work in another stream"},
+    {CAPTURED_EVENT, "CUDA_ERROR_CAPTURED_EVENT", "event last recorded in a capturing stream"},
 };
 
 using Address = uint64_t;
@@ -417,6 +417,9 @@ bool guards_whole(const char* after) {
 
 // Whether the bytes lie in one live allocation.
 bool owned(Address at, size_t bytes) {
+    if (bytes == 0) {
+        return true;
+    }
     std::lock_guard guard(all().lock);
     auto found = all().memory.upper_bound(at);
     if (found == all().memory.begin()) {

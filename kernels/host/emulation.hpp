@@ -248,6 +248,8 @@ DEVICE unsigned choose_bytes(unsigned a, unsigned b, unsigned which) {
     return result;
 }
 
+DEVICE unsigned bit_count(unsigned x) { return unsigned(std::popcount(x)); }
+
 // A copy lands when it is waited for, not when it is issued: a missing wait shows.
 template <int BYTES> DEVICE void copy_async(void* to, const void* from, bool keep = true) {
     static_assert(BYTES == 16, "16 bytes: one cache sector half, past the first-level cache");

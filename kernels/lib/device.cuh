@@ -77,6 +77,9 @@ DEVICE int dot4(int a, int b, int c) {
 // Four bytes chosen from the eight of a (0..3) and b (4..7) by the nibbles of `which`.
 DEVICE unsigned choose_bytes(unsigned a, unsigned b, unsigned which) { return __byte_perm(a, b, which); }
 
+// Bits that are set.
+DEVICE unsigned bit_count(unsigned x) { return unsigned(__popc(x)); }
+
 DEVICE unsigned shared_address(const void* at) { return static_cast<unsigned>(__cvta_generic_to_shared(at)); }
 
 // Starts copying BYTES from global to shared memory, both so aligned; without `keep` it stores zeros and does not read.

@@ -1,0 +1,21 @@
+// iq4_nl: `d * VALUES[nibble]`; words: 4 of nibbles.
+#include "lib/tile.cuh"
+
+constexpr unsigned SELF_TILE = 36u;
+constexpr unsigned SELF_STEP = 4u;
+constexpr unsigned SELF_RUNS = 2u;
+constexpr bool SELF_SCALED = true;
+constexpr bool SELF_MIN = false;
+constexpr bool SELF_SPLIT = false;
+
+DEVICE unsigned SELF_word(const unsigned* tile, const unsigned* table, unsigned row, unsigned word) {
+    return tile[4u + 8u * word + row];
+}
+
+DEVICE Scale SELF_scale(const unsigned* tile, const unsigned* table, unsigned row, unsigned run) {
+    return Scale{tile_f16(tile, row), 0.0f};
+}
+
+DEVICE float4 SELF_quad(const unsigned* tile, const unsigned* table, unsigned row, unsigned quad) {
+    return iq4_codes(SELF_word(tile, table, row, quad & 3u) >> (4u * (quad >> 2u)));
+}

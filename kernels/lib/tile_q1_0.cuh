@@ -1,0 +1,28 @@
+// q1_0: `d` or `-d`; words: 4 of bits.
+#include "lib/tile.cuh"
+
+constexpr unsigned SELF_TILE = 36u;
+constexpr unsigned SELF_STEP = 4u;
+constexpr unsigned SELF_RUNS = 8u;
+constexpr bool SELF_SCALED = true;
+constexpr bool SELF_MIN = false;
+constexpr bool SELF_SPLIT = false;
+
+DEVICE unsigned SELF_word(const unsigned* tile, const unsigned* table, unsigned row, unsigned word) {
+    return tile[4u + 8u * word + row];
+}
+
+DEVICE Scale SELF_scale(const unsigned* tile, const unsigned* table, unsigned row, unsigned run) {
+    return Scale{tile_f16(tile, row), 0.0f};
+}
+
+DEVICE float4 SELF_quad(const unsigned* tile, const unsigned* table, unsigned row, unsigned quad) {
+    auto bits = SELF_word(tile, table, row, quad >> 3u) >> (4u * (quad & 7u));
+    auto one = 1.0f;
+    return float4{
+        2.0f * float(field(bits, 0u, 1u)) - one,
+        2.0f * float(field(bits, 1u, 1u)) - one,
+        2.0f * float(field(bits, 2u, 1u)) - one,
+        2.0f * float(field(bits, 3u, 1u)) - one,
+    };
+}

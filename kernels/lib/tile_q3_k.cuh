@@ -1,0 +1,28 @@
+// q3_k: `d * (s - 32) * (q - 4)`; words: 8 of third bits, 16 of two-bit codes, 3 of six-bit scales.
+#include "lib/tile.cuh"
+
+constexpr unsigned SELF_TILE = 220u;
+constexpr unsigned SELF_STEP = 4u;
+constexpr unsigned SELF_RUNS = 16u;
+constexpr bool SELF_SCALED = true;
+constexpr bool SELF_MIN = false;
+constexpr bool SELF_SPLIT = true;
+
+DEVICE unsigned SELF_word(const unsigned* tile, const unsigned* table, unsigned row, unsigned word) {
+    return tile[4u + 8u * word + row];
+}
+
+DEVICE Scale SELF_scale(const unsigned* tile, const unsigned* table, unsigned row, unsigned run) {
+    auto byte = 8u * (run & 3u);
+    auto low = field(SELF_word(tile, table, row, 24u + ((run >> 2u) & 1u)), byte + 4u * (run >> 3u), 15u);
+    auto high = field(SELF_word(tile, table, row, 26u), byte + 2u * (run >> 2u), 3u);
+    float code = float(low | (high << 4u)) - 32.0f;
+    return Scale{tile_f16(tile, row) * code, 0.0f};
+}
+
+DEVICE float4 SELF_quad(const unsigned* tile, const unsigned* table, unsigned row, unsigned quad) {
+    auto words = SELF_word(tile, table, row, 8u + 8u * (quad >> 5u) + (quad & 7u));
+    auto low = field(words, 2u * ((quad >> 3u) & 3u), 0x03030303u);
+    auto high = field(SELF_word(tile, table, row, quad & 7u), quad >> 3u, 0x01010101u);
+    return byte_codes(low | (high << 2u), 7u, 4.0f);
+}

@@ -1,0 +1,31 @@
+// q4_1: `d * nibble + m`; words: d and m, 4 of nibbles.
+#include "lib/tile.cuh"
+
+constexpr unsigned SELF_TILE = 40u;
+constexpr unsigned SELF_STEP = 4u;
+constexpr unsigned SELF_RUNS = 2u;
+constexpr bool SELF_SCALED = true;
+constexpr bool SELF_MIN = true;
+constexpr bool SELF_SPLIT = false;
+
+DEVICE unsigned SELF_word(const unsigned* tile, const unsigned* table, unsigned row, unsigned word) {
+    return tile[8u * word + row];
+}
+
+// The codes as bytes, not yet centred.
+DEVICE unsigned SELF_bytes(const unsigned* tile, const unsigned* table, unsigned row, unsigned quad) {
+    return field(SELF_word(tile, table, row, 1u + (quad & 3u)), 4u * (quad >> 2u), 0x0f0f0f0fu);
+}
+
+DEVICE Scale SELF_scale(const unsigned* tile, const unsigned* table, unsigned row, unsigned run) {
+    auto header = SELF_word(tile, table, row, 0u);
+    return Scale{low_f16(header), high_f16(header)};
+}
+
+DEVICE unsigned SELF_packed(const unsigned* tile, const unsigned* table, unsigned row, unsigned quad) {
+    return SELF_bytes(tile, table, row, quad);
+}
+
+DEVICE float4 SELF_quad(const unsigned* tile, const unsigned* table, unsigned row, unsigned quad) {
+    return byte_codes(SELF_bytes(tile, table, row, quad), 255u, 0.0f);
+}
