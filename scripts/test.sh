@@ -64,6 +64,13 @@ has_package() {
 
 step 10 drivers "$scripts/setup-test-drivers.sh"
 step 15 models "$scripts/fetch-models.sh" all
+if command -v g++ >/dev/null 2>&1; then
+    skip_cuda=''
+else
+    skip_cuda='there is no g++; install it to run CUDA kernels on the host'
+fi
+GEMEL_NVRTC=$("$scripts/setup-nvrtc.sh")
+export GEMEL_NVRTC
 
 # lavapipe compiles shaders for seconds each, once, if this folder survives.
 export MESA_SHADER_CACHE_DIR=${MESA_SHADER_CACHE_DIR:-$cache/mesa}
@@ -99,6 +106,18 @@ if has_package gemel-conformance; then
     on lavapipe -limits --reduced --limits
     on swiftshader '' --reduced
     on gl '' --reduced
+fi
+
+# --- CUDA kernels without a GPU: compiled for the host and run on a pretend driver ------------------------------------
+
+if [ -z "$skip_cuda" ]; then
+    step 10 kernels "$root/kernels/host/check.sh" "$cache/emulation-check"
+    ops=$(cd "$root/kernels" && printf '%s,' *.cu)
+    step 20 conformance-cuda-emulated cargo run --quiet -p gemel-conformance -- \
+        test --device cuda-emulated --reduced --op "${ops//.cu/}"
+else
+    skip kernels "$skip_cuda"
+    skip conformance-cuda-emulated "$skip_cuda"
 fi
 
 # --- Licences, sources, duplicate versions --------------------------------------------------------------------------
