@@ -430,6 +430,60 @@ void quantised() {
     check(right, "kv_write_blocks q5_1");
 }
 
+// 3 tokens of 4 heads, two to a KV head, of two sequences in a cache of 4 pages.
+void attention() {
+    constexpr unsigned D = 8, KV = 2, CELLS = 4 * 64;
+    auto q = numbers(3 * 4 * D, 27), k = numbers(CELLS * KV * D, 28), v = numbers(CELLS * KV * D, 29);
+    std::vector<int> pages = {2, 0, 3, -1}, rows = {0, 1, 0}, positions = {100, 5, 70};
+    Memory<float> q_at(q), k_at(k), v_at(v);
+    Memory<int> pages_at(pages), rows_at(rows), positions_at(positions);
+    for (unsigned window : {0u, 40u}) {
+        std::vector<float> want;
+        for (unsigned t = 0; t < 3; t++) {
+            for (unsigned head = 0; head < 4; head++) {
+                double total = 0.0, sums[D] = {};
+                for (int j = 0; j <= positions[t]; j++) {
+                    if (window && j <= positions[t] - int(window)) {
+                        continue;
+                    }
+                    size_t at = ((size_t(pages[2 * rows[t] + j / 64]) * KV + head / 2) * 64 + j % 64) * D;
+                    double score = 0.0;
+                    for (unsigned c = 0; c < D; c++) {
+                        score += double(q[(t * 4 + head) * D + c]) * k[at + c];
+                    }
+                    double weight = exp(0.7 * score);
+                    total += weight;
+                    for (unsigned c = 0; c < D; c++) {
+                        sums[c] += weight * v[at + c];
+                    }
+                }
+                for (double sum : sums) {
+                    want.push_back(float(sum / total));
+                }
+            }
+        }
+        for (unsigned n_splits : {1u, 3u}) {
+            struct {
+                unsigned n_blocks, n_merged = 3 * 4 * D / 4, n_splits, n_tokens = 3, n_heads = 4, n_kv_heads = KV;
+                unsigned group = 2, dk = D, v_quads = D / 4, k_words = D, k_narrow = 0, v_words = D, v_narrow = 0;
+                unsigned n_pages = 4, n_seq_rows = 2, max_pages = 2, window;
+                float scale = 0.7f, softcap = 0.0f;
+                unsigned record, q_s0 = 4 * D, q_s1 = D, q_off = 0, table_off = 0, seq_off = 0, pos_off = 0;
+            } p;
+            p.n_splits = n_splits, p.n_blocks = 2 * KV * n_splits, p.window = window;
+            p.record = D / 4 + (n_splits > 1);
+            Memory<float> parts(3 * 4 * n_splits * p.record * 4), merged(3 * 4 * D);
+            Kernel kernel("attention", "attention"), merge("attention", "attention_merge");
+            kernel.launch(p.n_blocks, 64, 0,
+                          {&q_at.at, &k_at.at, &v_at.at, &pages_at.at, &rows_at.at, &positions_at.at, &parts.at, &p});
+            if (n_splits > 1) {
+                merge.launch(1, 64, 0, {&parts.at, &merged.at, &p});
+            }
+            check(near(n_splits > 1 ? merged.read() : parts.read(), want, 1e-5f), "attention");
+        }
+    }
+}
+
 // Every element of a tile has one lane and place, and the maps are those of the PTX manual.
 void maps() {
     auto covers = [](unsigned rows, unsigned columns, unsigned elements, Place (*map)(unsigned, unsigned)) {
@@ -551,7 +605,8 @@ void driver() {
         check(cuMemcpyHtoD_v2(memory.at + 4, x.data(), 256) == 1, "a copy beyond the end is refused");
     }
     void* module = nullptr;
-    check(cuModuleLoadData(&module, "not an image, and long enough to be looked at as a header") == 200, "not an image");
+    const char* image = "not an image, and long enough to be looked at as a header";
+    check(cuModuleLoadData(&module, image) == 200, "not an image");
     {
         Kernel kernel("check_kernels_64", "no_such_entry");
         check(kernel.function == nullptr, "no such entry");
@@ -652,6 +707,7 @@ int main(int, char** argv) {
         moves();
         rotation();
         quantised();
+        attention();
         maps();
         products();
         driver();

@@ -16,16 +16,17 @@ shared="-fPIC -shared -fno-gnu-unique -Wl,-Bsymbolic"
 
 elementwise="unsigned n_rows, n, chunk, n_chunks, n1, a_s0, a_s1, a_off"
 repeated="unsigned b_m0, b_m1, b_s0, b_s1, b_off, b_n, b_step"
-source_of() { # name, file, threads, lanes, parameters, entries, more of the prelude, prefix and piece
+source_of() { # name, file, threads, lanes, parameters, entries, more of the prelude, prefixes and piece
     {
         echo "constexpr unsigned THREADS = $3u;"
         echo "constexpr unsigned LANES = $4u;"
         echo "${7-}"
         echo "struct Params { $5; };"
-        if [ -n "${8-}" ]; then
+        local prefix
+        for prefix in ${8-}; do
             echo '#include "lib/device.cuh"'
-            sed "s/SELF_/${8}_/g" "kernels/lib/$9.cuh"
-        fi
+            sed "s/SELF_/${prefix}_/g" "kernels/lib/$9.cuh"
+        done
         echo "#include \"$2\""
         for entry in $6; do echo "EMULATION_EXPORT($entry)"; done
     } >"$out/$1.module.cu"
@@ -61,6 +62,10 @@ source_of kv_write_q5_1 kv_write.cu 64 1 "$kv" kv_write_blocks \
     "constexpr unsigned BITS = 5u; constexpr bool BF16 = false, RANGED = true;"
 source_of kv_write_f16 kv_write.cu 64 1 "$kv" kv_write \
     "constexpr unsigned BITS = 16u; constexpr bool BF16 = false, RANGED = false;"
+source_of attention attention.cu 64 1 "unsigned n_blocks, n_merged, n_splits, n_tokens, n_heads, n_kv_heads, group, dk,
+    v_quads, k_words, k_narrow, v_words, v_narrow, n_pages, n_seq_rows, max_pages, window; float scale, softcap;
+    unsigned record, q_s0, q_s1, q_off, table_off, seq_off, pos_off" "attention attention_merge" \
+    "constexpr unsigned CHUNK = 32u, Q_LEN = 64u;" "k v" cache_f32
 entries=$(sed -n 's/^KERNEL \([a-z0-9_]*\)(.*/\1/p' kernels/host/check_kernels.cu)
 source_of check_kernels_32 host/check_kernels.cu 32 1 "unsigned unused" "$entries"
 source_of check_kernels_64 host/check_kernels.cu 64 1 "unsigned unused" "$entries"
