@@ -29,9 +29,9 @@ extern "C" void __tsan_write_range(void*, unsigned long);
 // One copy an OS thread is one copy a running block. The address sanitiser guards plain statics only: that build runs
 // all blocks on one OS thread.
 #if defined(__SANITIZE_ADDRESS__)
-#define SHARED static
+#define EMULATION_SHARED static
 #else
-#define SHARED static thread_local
+#define EMULATION_SHARED static thread_local
 #endif
 #define __restrict__ __restrict
 
@@ -381,3 +381,6 @@ DEVICE void mma_bf16(float (&c)[4], const unsigned (&a)[4], const unsigned (&b)[
 DEVICE void mma_s8(int (&c)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
     emulation::multiply<emulation::S8>(c, a, b, "mma_s8");
 }
+
+// `lib/device.cuh` defines it again behind the prelude.
+#undef SHARED

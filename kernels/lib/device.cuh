@@ -3,8 +3,12 @@
 // is `host/emulation.hpp`, which tests compile instead.
 //
 // Blocks are one-dimensional. Warp operations are called by all 32 lanes of a warp unless a mask says which.
-#pragma once
-#if !defined(GEMEL_EMULATION)
+#if defined(GEMEL_EMULATION)
+// Not before here: the prelude, which comes first, may have a constant of this name, as the shaders do.
+#undef SHARED
+#define SHARED EMULATION_SHARED
+#elif !defined(GEMEL_DEVICE)
+#define GEMEL_DEVICE
 
 // A kernel: C linkage, so that its name is its symbol; THREADS comes from the prelude.
 #define KERNEL extern "C" __global__ void __launch_bounds__(THREADS)
