@@ -13,6 +13,8 @@ use gemel_conformance::golden::{
 use gemel_core::op::DeviceClass;
 use gemel_core::reference::ReferenceDevice;
 use gemel_core::{DType, Device};
+use gemel_cuda::CudaOptions;
+use gemel_cuda::emulated::open_emulated;
 use gemel_engine::blocks::Precision;
 use gemel_engine::load::{LoadOptions, load};
 use gemel_engine::perplexity::{log_prob, perplexity};
@@ -168,6 +170,18 @@ fn architectures() {
         ] {
             check(name, &device);
         }
+    }
+}
+
+/// Whole models through the CUDA backend's own code: kernels compiled for the host, on the pretend driver.
+#[test]
+fn models_on_the_emulated_cuda_device() {
+    let device: Arc<dyn Device> = Arc::new(open_emulated(&CudaOptions::new("cuda")).unwrap());
+    for name in ["llama", "qwen3", "gemma3", "llama-Q4_K"] {
+        check(name, &device);
+    }
+    if !full() {
+        check_published(&Published::smollm2().unwrap(), &device, 0.005, &["capital"], 8);
     }
 }
 

@@ -57,7 +57,7 @@ fn has_word(text: &str, word: &str) -> bool {
 }
 
 /// Ops without a CUDA kernel. The list may only shrink.
-const WITHOUT_KERNEL: &[&str] = &["matmul", "matmul_q8", "attention"];
+const WITHOUT_KERNEL: &[&str] = &["matmul_q8"];
 
 /// Files beside the ops that several of them share.
 const SHARED: &[&str] = &["device", "elementwise", "testing"];
