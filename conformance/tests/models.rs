@@ -181,7 +181,13 @@ fn models_on_the_emulated_cuda_device() {
         check(name, &device);
     }
     if !full() {
-        check_published(&Published::smollm2().unwrap(), &device, 0.005, &["capital"], 8);
+        check_published(
+            &Published::smollm2().unwrap(),
+            &device,
+            0.005,
+            &["capital"],
+            8,
+        );
     }
 }
 
