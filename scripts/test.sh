@@ -69,8 +69,9 @@ if command -v g++ >/dev/null 2>&1; then
 else
     skip_cuda='there is no g++; install it to run CUDA kernels on the host'
 fi
-GEMEL_NVRTC=$("$scripts/setup-nvrtc.sh")
-export GEMEL_NVRTC
+# Without it the tests that compile CUDA kernels say that they are left out.
+nvrtc=$("$scripts/setup-nvrtc.sh" || true)
+[ -z "$nvrtc" ] || export GEMEL_NVRTC=$nvrtc
 
 # lavapipe compiles shaders for seconds each, once, if this folder survives.
 export MESA_SHADER_CACHE_DIR=${MESA_SHADER_CACHE_DIR:-$cache/mesa}
