@@ -114,6 +114,7 @@ fi
 if [ -z "$skip_cuda" ]; then
     step 10 kernels "$root/kernels/host/check.sh" "$cache/emulation-check"
     ops=$(cd "$root/kernels" && printf '%s,' *.cu)
+    ops=${ops%,}
     step 20 conformance-cuda-emulated cargo run --quiet -p gemel-conformance -- \
         test --device cuda-emulated --reduced --op "${ops//.cu/}"
 else
