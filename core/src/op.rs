@@ -8,7 +8,6 @@
 use std::borrow::Cow;
 use std::fmt;
 
-use crate::dtype::DType;
 use crate::error::{OpError, bad_operand};
 use crate::reference::RefArgs;
 use crate::tensor::TensorDesc;
@@ -434,16 +433,6 @@ pub enum Sharding {
     Heads,
     /// Every device does all of it.
     Mirrored,
-}
-
-/// Which storage type a float operand has in a kernel: the library piece that loads and stores it.
-pub fn float_lib(dtype: DType) -> Option<&'static str> {
-    match dtype {
-        DType::F32 => Some("elem_f32"),
-        DType::F16 => Some("elem_f16"),
-        DType::BF16 => Some("elem_bf16"),
-        _ => None,
-    }
 }
 
 #[cfg(test)]
