@@ -18,7 +18,7 @@ use gemel_core::DType;
 
 pub use error::GgufError;
 pub use metadata::{Array, MAX_LAYERS, Metadata, Value};
-pub use shards::GgufFile;
+pub use shards::{GgufFile, TensorSource};
 
 /// Alignment of the data section where `general.alignment` is absent.
 const DEFAULT_ALIGNMENT: u64 = 32;
@@ -73,6 +73,32 @@ impl Gguf {
     pub fn parse(bytes: &[u8]) -> Result<Self, GgufError> {
         let (version, metadata, tensors) = parse::parse(bytes)?;
         Self::new(version, metadata, tensors)
+    }
+
+    /// The header that a writer would make of these tensors, without writing it.
+    ///
+    /// # Errors
+    /// A name, type or shape that a file cannot hold; a tensor that occurs twice.
+    pub fn from_specs(metadata: Metadata, specs: &[write::TensorSpec]) -> Result<Self, GgufError> {
+        let alignment = alignment(&metadata)?;
+        let mut offset = 0;
+        let tensors = specs
+            .iter()
+            .map(|spec| {
+                let n_bytes = spec.n_bytes()?;
+                let info = TensorInfo {
+                    name: spec.name.clone(),
+                    dtype: spec.dtype,
+                    shape: spec.shape.clone(),
+                    shard: 0,
+                    offset,
+                    n_bytes,
+                };
+                offset = (offset + n_bytes as u64).next_multiple_of(alignment);
+                Ok(info)
+            })
+            .collect::<Result<_, GgufError>>()?;
+        Self::new(3, metadata, tensors)
     }
 
     /// # Errors

@@ -1,5 +1,8 @@
-//! An opened model: one file, or all shards of a set found by name beside the file given.
+//! An opened model: one file, or all shards of a set found by name beside the file given; or none at all, for a model
+//! that is made up as it is read.
 
+use std::borrow::Cow;
+use std::fmt;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
@@ -9,13 +12,23 @@ use crate::mmap::MappedFile;
 /// Most shards a set can have.
 const MAX_SHARDS: u32 = 65_535;
 
+/// Tensor data that come from no file.
+pub trait TensorSource: fmt::Debug + Send + Sync {
+    /// Writes the bytes of the tensor's data from `start` on, as many as `out` has.
+    ///
+    /// The same tensor and position must give the same bytes every time.
+    fn fill(&self, t: &TensorInfo, start: usize, out: &mut [u8]);
+}
+
 /// A GGUF file, or all shards of a set, mapped into memory.
 ///
 /// Shards are looked for only in the folder and under the name prefix of the file given, never under
 /// anything that the metadata say.
 #[derive(Debug)]
 pub struct GgufFile {
+    /// None where a source makes the data up.
     files: Vec<MappedFile>,
+    source: Option<Box<dyn TensorSource>>,
     gguf: Gguf,
 }
 
@@ -30,8 +43,18 @@ impl GgufFile {
             Some(split) if split.count > 1 => Self::open_shards(path, file, gguf, split),
             _ => Ok(Self {
                 files: vec![file],
+                source: None,
                 gguf,
             }),
+        }
+    }
+
+    /// A model without a file: its header, and what makes up the data of its tensors.
+    pub fn from_source(gguf: Gguf, source: Box<dyn TensorSource>) -> Self {
+        Self {
+            files: Vec::new(),
+            source: Some(source),
+            gguf,
         }
     }
 
@@ -74,7 +97,11 @@ impl GgufFile {
         // A set has at least two shards, so there is a first.
         let (version, metadata) = first.unwrap_or_default();
         let gguf = Gguf::new(version, metadata, tensors).map_err(|error| error.in_file(path))?;
-        Ok(Self { files, gguf })
+        Ok(Self {
+            files,
+            source: None,
+            gguf,
+        })
     }
 
     /// Metadata and tensor directory.
@@ -92,11 +119,43 @@ impl GgufFile {
         &mut self.gguf.metadata
     }
 
-    /// The data of a tensor of this file: the map itself, never a copy.
+    /// The data of a tensor of this file: the map itself, or all of what the source makes up.
     ///
     /// # Panics
     /// `t` is not one of this file's tensors.
-    pub fn bytes(&self, t: &TensorInfo) -> &[u8] {
+    pub fn bytes(&self, t: &TensorInfo) -> Cow<'_, [u8]> {
+        match &self.source {
+            Some(source) => {
+                let mut bytes = vec![0; t.n_bytes];
+                source.fill(t, 0, &mut bytes);
+                Cow::Owned(bytes)
+            }
+            None => Cow::Borrowed(self.mapped(t)),
+        }
+    }
+
+    /// The bytes `range` of a tensor's data: a part of the map, or made up in `scratch`.
+    ///
+    /// # Panics
+    /// `t` is not one of this file's tensors, or `range` is not inside its data.
+    pub fn piece<'a>(
+        &'a self,
+        t: &TensorInfo,
+        range: Range<usize>,
+        scratch: &'a mut Vec<u8>,
+    ) -> &'a [u8] {
+        match &self.source {
+            Some(source) => {
+                scratch.resize(range.len(), 0);
+                source.fill(t, range.start, scratch);
+                scratch
+            }
+            None => &self.mapped(t)[range],
+        }
+    }
+
+    /// The data of a tensor in its file.
+    fn mapped(&self, t: &TensorInfo) -> &[u8] {
         let (file, range) = self
             .place(t)
             .expect("the tensor must be one of this file's");
@@ -123,8 +182,12 @@ impl GgufFile {
         self.files.iter().try_for_each(MappedFile::check_len)
     }
 
-    /// Size of all files together.
+    /// Size of all files together; of a model without a file, that of its tensors.
     pub fn n_bytes(&self) -> u64 {
+        if self.source.is_some() {
+            let tensors = self.gguf.tensors.iter();
+            return tensors.map(|t| t.n_bytes as u64).sum();
+        }
         self.files
             .iter()
             .map(|file| file.bytes().len() as u64)
