@@ -67,6 +67,11 @@ pub mod input {
     pub const SEQ_ROWS: &str = "seq_rows";
     /// Rows whose logits are wanted, i32 `[n_outputs]`, -1 for padding.
     pub const OUTPUTS: &str = "output_rows";
+    /// The runs of the step, i32 `[n_runs, 4]`: slot row of the sequence, first row in the step, number of rows,
+    /// position of the first row. A run is the tokens of one sequence, which are then neighbours; runs are in the
+    /// order of their rows. -1 everywhere where there are fewer. Only for graphs that ask with
+    /// [`StepGraph::runs`](super::StepGraph::runs).
+    pub const RUNS: &str = "runs";
 
     /// Cells of the tokens in a group's cache, i32 `[n_tokens]`, -1 for padding.
     pub fn slots(group: usize) -> String {
@@ -105,6 +110,7 @@ pub struct StepGraph<'a> {
     positions: ValueId,
     seq_rows: ValueId,
     outputs: Option<ValueId>,
+    runs: Option<ValueId>,
     groups: Vec<GroupInputs>,
     /// The last value that was re-quantised: q, k and v share one.
     quantized: Option<(ValueId, [ValueId; 2])>,
@@ -223,9 +229,21 @@ impl<'a> StepGraph<'a> {
             positions,
             seq_rows,
             outputs,
+            runs: None,
             groups,
             quantized: None,
         })
+    }
+
+    /// The runs of the step: what an op needs that works along sequences. i32 `[n_runs, 4]`, see [`input::RUNS`].
+    ///
+    /// A step of a graph that asks for it refuses sequences whose tokens are not neighbours.
+    pub fn runs(&mut self) -> ValueId {
+        let n_runs = self.shape.n_tokens.min(self.cache.config().n_seqs);
+        let graph = &mut self.graph;
+        *self
+            .runs
+            .get_or_insert_with(|| graph.step_input(input::RUNS, DType::I32, [n_runs, 4]))
     }
 
     /// A weight as a value.

@@ -66,6 +66,14 @@ pub enum StepError {
         /// Size of the vocabulary.
         n_vocab: usize,
     },
+    /// A sequence whose tokens are not neighbours, in a model with ops that work along sequences.
+    #[error(
+        "the tokens of sequence {seq} are not neighbours in the step; give them one after the other"
+    )]
+    Scattered {
+        /// The sequence.
+        seq: usize,
+    },
     /// More tokens than a step takes.
     #[error("a step of {n} tokens exceeds the micro-batch of {n_ubatch}")]
     TooLong {
@@ -287,6 +295,11 @@ impl Context {
         let shape = self.shape_of(tokens.len(), outputs.len(), longest, head);
         let recording = self.plan(shape)?;
         let plan = recording.plan.clone();
+        let runs = if plan.step_inputs.contains_key(input::RUNS) {
+            runs(tokens, &reservation.positions)?
+        } else {
+            Vec::new()
+        };
 
         self.step_words.clear();
         let words = plan
@@ -314,6 +327,7 @@ impl Context {
             &mut tokens.iter().map(|token| token.seq.0 as i32),
         );
         fill(input::OUTPUTS, &mut outputs.iter().copied());
+        fill(input::RUNS, &mut runs.iter().flatten().copied());
         for (group, (slots, updates)) in reservation
             .slots
             .iter()
@@ -498,6 +512,27 @@ impl Context {
     }
 }
 
+/// The runs of a step: (slot row of the sequence, first row, number of rows, position of the first row) each.
+///
+/// # Errors
+/// A sequence whose tokens are not neighbours.
+fn runs(tokens: &[StepToken], positions: &[i32]) -> Result<Vec<[i32; 4]>, StepError> {
+    let mut runs: Vec<[i32; 4]> = Vec::new();
+    for (row, (token, &position)) in (0i32..).zip(tokens.iter().zip(positions)) {
+        let slot = token.seq.0 as i32;
+        if let Some(run) = runs.last_mut()
+            && run[0] == slot
+        {
+            run[2] += 1;
+        } else if runs.iter().any(|run| run[0] == slot) {
+            return Err(StepError::Scattered { seq: token.seq.0 });
+        } else {
+            runs.push([slot, row, 1, position]);
+        }
+    }
+    Ok(runs)
+}
+
 /// A node's label with every `blk.N.` left out.
 fn without_layer(label: &str) -> String {
     let mut parts = label.split("blk.");
@@ -516,4 +551,35 @@ fn words(bytes: &[u8], offset: usize, desc: &TensorDesc, row: usize) -> Vec<u32>
         .chunks_exact(4)
         .map(|word| u32::from_le_bytes([word[0], word[1], word[2], word[3]]))
         .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn token(seq: usize) -> StepToken {
+        StepToken {
+            seq: SeqId(seq),
+            id: 0,
+            output: false,
+        }
+    }
+
+    #[test]
+    fn runs_are_neighbours_of_one_sequence() {
+        let tokens = [3, 3, 0, 2, 2, 2].map(token);
+        assert_eq!(
+            runs(&tokens, &[7, 8, 0, 64, 65, 66]).unwrap(),
+            [[3, 0, 2, 7], [0, 2, 1, 0], [2, 3, 3, 64]],
+            "slot, first row, rows, position"
+        );
+        assert!(runs(&[], &[]).unwrap().is_empty(), "nothing");
+        assert!(
+            matches!(
+                runs(&[1, 0, 1].map(token), &[0, 0, 1]),
+                Err(StepError::Scattered { seq: 1 })
+            ),
+            "interleaved"
+        );
+    }
 }
