@@ -185,6 +185,8 @@ fn caps(properties: &Properties) -> Caps {
         max_bindings: 64,
         f16: true,
         warp: Some(properties.warp),
+        // Since Turing, the least that is accepted.
+        tensor_cores: true,
         memory_bytes: properties.memory_bytes,
     }
 }

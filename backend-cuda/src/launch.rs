@@ -74,6 +74,7 @@ pub(crate) struct Properties {
     pub(crate) compute: (u32, u32),
     pub(crate) memory_bytes: u64,
     pub(crate) max_threads_per_block: u32,
+    /// Of a block that asks for it; without, and for arrays of fixed size, 48 KiB.
     pub(crate) max_shared_bytes: u32,
     pub(crate) max_grid: [u32; 3],
     pub(crate) warp: u32,
@@ -102,7 +103,7 @@ pub(crate) fn properties(ordinal: usize) -> Result<Properties, Fault> {
             attribute(A::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?,
         ),
         max_threads_per_block: attribute(A::CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_BLOCK)?,
-        max_shared_bytes: attribute(A::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK)?,
+        max_shared_bytes: attribute(A::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?,
         max_grid: [
             attribute(A::CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_X)?,
             attribute(A::CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_Y)?,

@@ -349,6 +349,8 @@ fn caps(adapter: &wgpu::Adapter, options: &WgpuOptions) -> Caps {
         warp: (features.contains(Features::SUBGROUP)
             && info.subgroup_min_size == info.subgroup_max_size)
             .then_some(info.subgroup_max_size),
+        // WGSL has no such instruction without experimental features.
+        tensor_cores: false,
         memory_bytes: overridden.unwrap_or_else(|| memory_bytes(adapter, info.device_type)),
     }
 }

@@ -141,6 +141,7 @@ pub fn least_caps(class: DeviceClass) -> Caps {
         max_bindings: 8,
         f16: false,
         warp: None,
+        tensor_cores: false,
         memory_bytes: 1 << 30,
     }
 }
@@ -200,6 +201,7 @@ impl Runner {
             caps.binding_alignment = least.binding_alignment;
             caps.max_shared_bytes = least.max_shared_bytes.min(caps.max_shared_bytes);
             caps.max_bindings = least.max_bindings.min(caps.max_bindings);
+            caps.tensor_cores = least.tensor_cores;
         }
         Ok(Self {
             options,

@@ -19,6 +19,8 @@ fn launches() -> Vec<(&'static str, Launch, bool)> {
     let caps = Caps {
         class: DeviceClass::Discrete,
         warp: Some(32),
+        max_shared_bytes: 99 << 10,
+        tensor_cores: true,
         ..reference_caps()
     };
     let kernels = Path::new(env!("CARGO_MANIFEST_DIR")).join("../kernels");

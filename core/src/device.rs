@@ -332,6 +332,7 @@ pub fn reference_caps() -> Caps {
         max_bindings: 8,
         f16: false,
         warp: None,
+        tensor_cores: false,
         memory_bytes: u64::MAX,
     }
 }

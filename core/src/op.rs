@@ -85,6 +85,8 @@ pub struct Caps {
     pub f16: bool,
     /// Threads per warp, if warp-wide operations can be used.
     pub warp: Option<u32>,
+    /// Warps multiply 16 x 16 by 16 x 8 matrices of f16 or bf16 and sum in f32.
+    pub tensor_cores: bool,
     /// Device memory that may be used, in bytes.
     pub memory_bytes: u64,
 }
