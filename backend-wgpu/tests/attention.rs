@@ -146,7 +146,7 @@ fn reference<'a>(
             .collect(),
         inouts: inouts
             .iter_mut()
-            .map(|(desc, bytes)| RefTensorMut { desc, bytes })
+            .map(|(desc, bytes)| RefTensorMut::new(desc, bytes))
             .collect(),
         outputs: outputs.iter().map(RefOutput::new).collect(),
     };
@@ -444,11 +444,7 @@ impl Case {
                 for cell in first..before + new {
                     let page = page_table[seq * max_pages + cell / PAGE] as usize;
                     for head in 0..self.n_kv_heads {
-                        RefTensorMut {
-                            desc: &desc,
-                            bytes: &mut bytes,
-                        }
-                        .set_cell(
+                        RefTensorMut::new(&desc, &mut bytes).set_cell(
                             (page * self.n_kv_heads + head) * PAGE + cell % PAGE,
                             &numbers.take(dim),
                         );

@@ -131,7 +131,7 @@ fn check(device: &dyn Device, plan: &Plan, index: usize) -> Result<Step, DeviceE
     }
     for (placed, state) in step.inouts.iter().zip(&states) {
         let (_, bytes) = fetch(device, plan, placed)?;
-        verdicts.push(compare::judge_state(state.state(), &bytes));
+        verdicts.push(compare::judge_state(state.state(), &bytes, tolerance));
     }
     let mut figures = Figures::default();
     let mut problems = Vec::new();

@@ -221,14 +221,20 @@ pub struct State<'a> {
     pub after: &'a [u8],
     /// For caches: every cell in plain f32 after the op, so that ties of their codes can be told.
     pub exact: Option<&'a [f32]>,
+    /// For f32 states that the op computes: the magnitude of each element, negative where it must stay as it was.
+    pub magnitudes: &'a [f64],
 }
 
-/// Judges the whole storage of an in-place operand: written rows as the reference encodes them, every other byte as
-/// it was.
+/// Judges the whole storage of an in-place operand: written rows as the reference encodes them, computed elements
+/// within the tolerance, every other byte as it was.
 ///
 /// # Errors
 /// The first bad bytes or cells.
-pub fn judge_state(state: State<'_>, got: &[u8]) -> Result<Figures, Mismatch> {
+pub fn judge_state(
+    state: State<'_>,
+    got: &[u8],
+    tolerance: Tolerance,
+) -> Result<Figures, Mismatch> {
     let mut bad = Vec::new();
     let mut n_bad = 0;
     let mut figures = Figures::default();
@@ -258,6 +264,33 @@ pub fn judge_state(state: State<'_>, got: &[u8]) -> Result<Figures, Mismatch> {
                 match judge_cell(desc.dtype, cell, after, cell_bytes, exact) {
                     Ok(headroom) => figures.headroom = figures.headroom.max(headroom),
                     Err(text) => note(format!("cell {row}: {text}")),
+                }
+            }
+        }
+        _ if !state.magnitudes.is_empty() => {
+            let words = |bytes: &[u8]| -> Vec<u32> {
+                let words = bytes.chunks_exact(4);
+                words
+                    .map(|w| u32::from_le_bytes([w[0], w[1], w[2], w[3]]))
+                    .collect()
+            };
+            let (got, after) = (words(got), words(state.after));
+            for (index, (&z, &y)) in got.iter().zip(&after).enumerate() {
+                // Such states are contiguous, so what lies beyond the elements is nobody's.
+                let magnitude = state.magnitudes.get(index).copied().unwrap_or(-1.0);
+                if z == y {
+                    continue;
+                }
+                let (z, y) = (f64::from(f32::from_bits(z)), f64::from(f32::from_bits(y)));
+                let bound = tolerance.tau * magnitude + tolerance.alpha;
+                let err = (z - y).abs();
+                if magnitude < 0.0 || !(err <= bound) {
+                    note(format!(
+                        "state element {index} is {z}, expected {y}, off by {err:.3e}, bound {bound:.3e}"
+                    ));
+                } else {
+                    figures.max_abs = figures.max_abs.max(err);
+                    figures.headroom = figures.headroom.max(err / bound);
                 }
             }
         }
@@ -532,13 +565,17 @@ mod tests {
                 before: &before,
                 after: &after,
                 exact: Some(&exact),
+                magnitudes: &[],
             };
-            assert!(judge_state(state, &after).is_ok(), "{dtype}: same");
+            assert!(
+                judge_state(state, &after, TOLERANCE).is_ok(),
+                "{dtype}: same"
+            );
             let mut n_refused = 0;
             for byte in 4..n {
                 let mut got = after.clone();
                 got[byte] ^= 1;
-                n_refused += usize::from(judge_state(state, &got).is_err());
+                n_refused += usize::from(judge_state(state, &got, TOLERANCE).is_err());
             }
             assert!(
                 n_refused >= n - 8,
@@ -548,9 +585,31 @@ mod tests {
             let mut got = after.clone();
             got[n] = 1;
             assert!(
-                judge_state(state, &got).is_err(),
+                judge_state(state, &got, TOLERANCE).is_err(),
                 "{dtype}: a cell that was not written"
             );
         }
+    }
+
+    #[test]
+    fn computed_states_have_a_tolerance_and_untouched_ones_none() {
+        let desc = TensorDesc::f32([3]);
+        let bytes = |values: [f32; 3]| values.map(f32::to_le_bytes).concat();
+        let before = bytes([f32::NAN, 0.0, 5.0]);
+        let after = bytes([f32::NAN, 2.0, 5.0]);
+        let state = State {
+            desc: &desc,
+            before: &before,
+            after: &after,
+            exact: None,
+            magnitudes: &[-1.0, 2.0, -1.0],
+        };
+        let verdict = |values| judge_state(state, &bytes(values), TOLERANCE).is_ok();
+        assert!(verdict([f32::NAN, 2.0, 5.0]), "equal");
+        assert!(verdict([f32::NAN, 2.000_001, 5.0]), "within the bound");
+        assert!(!verdict([f32::NAN, 2.000_01, 5.0]), "beyond it");
+        assert!(!verdict([f32::NAN, f32::NAN, 5.0]), "NaN");
+        assert!(!verdict([f32::NAN, 2.0, 5.000_001]), "not to be written");
+        assert!(!verdict([0.0, 2.0, 5.0]), "poison overwritten");
     }
 }

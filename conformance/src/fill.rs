@@ -225,6 +225,8 @@ pub enum Fill {
     Values(Arc<[f32]>),
     /// A paged cache: cells `page * PAGE + index` that are live hold values of the class, the others poison.
     Pages(Class, Arc<[bool]>),
+    /// Floats of a class in the rows that are live, poison in the others.
+    Rows(Class, Arc<[bool]>),
     /// Random bits.
     Bits,
     /// Floats that follow from the shape, in row order: tables.
@@ -240,6 +242,7 @@ impl fmt::Debug for Fill {
             Self::Ints(ints) => write!(f, "{} given integers", ints.len()),
             Self::Values(values) => write!(f, "{} given floats", values.len()),
             Self::Pages(class, _) => write!(f, "pages {class}"),
+            Self::Rows(class, _) => write!(f, "live rows {class}"),
             Self::Bits => f.write_str("bits"),
             Self::Table(_) => f.write_str("table"),
         }
@@ -312,6 +315,13 @@ pub fn storage(desc: &TensorDesc, fill: &Fill, rng: &mut Rng, poison: Poison) ->
         Fill::Values(values) => {
             assert_eq!(values.len(), rows * n, "one float per element of {desc}");
             for (row, values) in values.chunks(n).enumerate() {
+                put(row, &encode(dtype, values));
+            }
+        }
+        Fill::Rows(class, live) => {
+            assert_eq!(live.len(), rows, "one flag per row of {desc}");
+            let values = class.values(rng, rows, n);
+            for (row, values) in values.chunks(n).enumerate().filter(|(row, _)| live[*row]) {
                 put(row, &encode(dtype, values));
             }
         }

@@ -304,7 +304,9 @@ impl PoolLayout {
                     let got = compare::elements(&expected.desc, bytes);
                     compare::judge(expected, &got, case.tolerance)
                 }
-                Part::Inout(i) => compare::judge_state(case.states[i].state(), bytes),
+                Part::Inout(i) => {
+                    compare::judge_state(case.states[i].state(), bytes, case.tolerance)
+                }
                 Part::Input(..) | Part::Scratch(_) => continue,
             };
             match result {

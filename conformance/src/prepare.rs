@@ -65,6 +65,7 @@ pub struct ExpectedState {
     before: Vec<u8>,
     after: Vec<u8>,
     exact: Option<Vec<f32>>,
+    magnitudes: Vec<f64>,
 }
 
 impl ExpectedState {
@@ -75,6 +76,7 @@ impl ExpectedState {
             before: &self.before,
             after: &self.after,
             exact: self.exact.as_deref(),
+            magnitudes: &self.magnitudes,
         }
     }
 }
@@ -217,12 +219,21 @@ pub(crate) fn ask(
             inouts: inout_descs
                 .iter()
                 .zip(after)
-                .map(|(desc, bytes)| RefTensorMut { desc, bytes })
+                .map(|(desc, bytes)| RefTensorMut {
+                    magnitudes: Some(Vec::new()),
+                    ..RefTensorMut::new(desc, bytes)
+                })
                 .collect(),
             outputs: outputs.iter().map(RefOutput::new).collect(),
         };
         op.reference(&mut args);
-        args.outputs
+        let magnitudes: Vec<Vec<f64>> = args
+            .inouts
+            .iter_mut()
+            .map(|inout| inout.magnitudes.take().unwrap_or_default())
+            .collect();
+        let outputs = args
+            .outputs
             .into_iter()
             .map(|output| Expected {
                 desc: output.desc.clone(),
@@ -230,10 +241,11 @@ pub(crate) fn ask(
                 magnitudes: output.magnitudes,
                 norms: output.norms,
             })
-            .collect::<Vec<_>>()
+            .collect::<Vec<_>>();
+        (outputs, magnitudes)
     };
     let mut after: Vec<Vec<u8>> = inouts.to_vec();
-    let expected = run(inout_descs, &mut after);
+    let (expected, magnitudes) = run(inout_descs, &mut after);
     // The same op on plain f32 caches says what the encoder was given.
     let exact = if inout_descs.iter().any(|desc| desc.layout == Layout::Pages) {
         let plain: Vec<TensorDesc> = inout_descs
@@ -264,12 +276,16 @@ pub(crate) fn ask(
         .zip(inouts)
         .zip(after)
         .zip(exact)
-        .map(|(((desc, before), after), exact)| ExpectedState {
-            desc: desc.clone(),
-            before: before.clone(),
-            after,
-            exact,
-        })
+        .zip(magnitudes)
+        .map(
+            |((((desc, before), after), exact), magnitudes)| ExpectedState {
+                desc: desc.clone(),
+                before: before.clone(),
+                after,
+                exact,
+                magnitudes,
+            },
+        )
         .collect();
     (expected, states)
 }

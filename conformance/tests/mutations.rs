@@ -100,7 +100,7 @@ fn check(case: &Case) -> (usize, Vec<String>) {
     for state in &reference.states {
         let state = state.state();
         assert!(
-            judge_state(state, state.after).is_ok(),
+            judge_state(state, state.after, reference.tolerance).is_ok(),
             "{case:?}: the correct result is refused"
         );
         let row_bytes = match state.desc.layout {
@@ -117,7 +117,7 @@ fn check(case: &Case) -> (usize, Vec<String>) {
         let mut try_one = |name: &str, bad: Vec<u8>| {
             if bad != state.after {
                 n += 1;
-                if judge_state(state, &bad).is_ok() {
+                if judge_state(state, &bad, reference.tolerance).is_ok() {
                     accepted.push(format!("{case:?}: {name}"));
                 }
             }

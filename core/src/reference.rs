@@ -133,9 +133,43 @@ pub struct RefTensorMut<'a> {
     pub desc: &'a TensorDesc,
     /// Storage, from the start of the binding.
     pub bytes: &'a mut [u8],
+    /// Magnitudes of the elements in row order where the op computed them, negative where it left them alone; empty
+    /// if it only copied. `None` where nobody reads them.
+    pub magnitudes: Option<Vec<f64>>,
 }
 
-impl RefTensorMut<'_> {
+impl<'a> RefTensorMut<'a> {
+    /// An operand whose magnitudes nobody reads.
+    pub fn new(desc: &'a TensorDesc, bytes: &'a mut [u8]) -> Self {
+        Self {
+            desc,
+            bytes,
+            magnitudes: None,
+        }
+    }
+
+    /// Element `index`, in row order, of a contiguous f32 operand.
+    pub fn f32(&self, index: usize) -> f32 {
+        let at = (self.desc.offset + index) * 4;
+        let word = &self.bytes[at..at + 4];
+        f32::from_le_bytes([word[0], word[1], word[2], word[3]])
+    }
+
+    /// Writes an element of a contiguous f32 operand that was copied.
+    pub fn put(&mut self, index: usize, value: f32) {
+        let at = (self.desc.offset + index) * 4;
+        self.bytes[at..at + 4].copy_from_slice(&value.to_le_bytes());
+    }
+
+    /// Writes an element of a contiguous f32 operand that was computed, with the magnitude of its terms.
+    pub fn put_sum(&mut self, index: usize, value: f64, magnitude: f64) {
+        if let Some(magnitudes) = &mut self.magnitudes {
+            magnitudes.resize(self.desc.n_elems(), -1.0);
+            magnitudes[index] = magnitude;
+        }
+        self.put(index, value as f32);
+    }
+
     /// Encodes one cell of one head of a paged cache. Returns whether a value was not finite.
     ///
     /// # Panics

@@ -147,10 +147,7 @@ mod tests {
         let desc = TensorDesc::pages(dtype, 4, n_heads, dim);
         let mut bytes = vec![0xFF; desc.n_bytes()];
         for &(page, head, cell, values) in cells {
-            let mut cache = RefTensorMut {
-                desc: &desc,
-                bytes: &mut bytes,
-            };
+            let mut cache = RefTensorMut::new(&desc, &mut bytes);
             cache.set_cell((page * n_heads + head) * PAGE + cell, values);
         }
         (desc, bytes)

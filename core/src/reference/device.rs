@@ -146,9 +146,11 @@ impl ReferenceDevice {
             .inouts
             .iter()
             .zip(&mut inout_guards)
-            .map(|(placed, (guard, span))| RefTensorMut {
-                desc: &placed.desc,
-                bytes: &mut guard[span.offset as usize..(span.offset + span.n_bytes) as usize],
+            .map(|(placed, (guard, span))| {
+                RefTensorMut::new(
+                    &placed.desc,
+                    &mut guard[span.offset as usize..(span.offset + span.n_bytes) as usize],
+                )
             })
             .collect();
         let outputs = step

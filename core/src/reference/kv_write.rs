@@ -48,7 +48,7 @@ mod tests {
                     bytes: &slot_bytes,
                 },
             ],
-            inouts: vec![RefTensorMut { desc: cache, bytes }],
+            inouts: vec![RefTensorMut::new(cache, bytes)],
             outputs: Vec::new(),
         };
         kv_write(&KvWrite, &mut args);

@@ -51,10 +51,7 @@ mod tests {
                     bytes: &idx_bytes,
                 },
             ],
-            inouts: vec![RefTensorMut {
-                desc: &y,
-                bytes: &mut bytes,
-            }],
+            inouts: vec![RefTensorMut::new(&y, &mut bytes)],
             outputs: Vec::new(),
         };
         scatter_rows(&ScatterRows, &mut args);
