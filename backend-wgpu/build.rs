@@ -24,7 +24,10 @@ fn main() -> io::Result<()> {
     }
     text.push_str("];\n");
     let out = PathBuf::from(env::var_os("OUT_DIR").unwrap_or_default());
-    fs::write(out.join("embedded.rs"), text)
+    // Aside and renamed: a build folder may be a copy by hard links, whose other owners must keep their file.
+    let aside = out.join("embedded.new");
+    fs::write(&aside, text)?;
+    fs::rename(&aside, out.join("embedded.rs"))
 }
 
 /// Names of shader files without extension, relative to the folder, e.g. `lib/grid`.
