@@ -13,17 +13,22 @@ use gemel_core::ops::matmul_q8;
 use gemel_engine::gguf::{GgufFile, Metadata, Value};
 use gemel_engine::kv_cache::{CacheConfig, KvCache};
 use gemel_engine::models;
+use gemel_engine::synthetic::Spec;
 use gemel_engine::tokenizer::Tokenizer;
 use gemel_engine::weights::Requests;
 use serde_json::json;
 
-use crate::options::open_file;
+use crate::options::{name, open_file};
 
 /// Arguments of `gemel inspect`.
 #[derive(Args, Debug)]
 pub(crate) struct InspectArgs {
     /// The file; of a sharded model any shard
-    file: PathBuf,
+    #[arg(required_unless_present = "synthetic")]
+    file: Option<PathBuf>,
+    /// Instead of a file: the shape of a published model with random weights, e.g. `llama:8b:q4_k`; `gemel synth --list`
+    #[arg(long, conflicts_with = "file", value_name = "ARCH:SIZE:TYPE[:SEED]")]
+    synthetic: Option<Spec>,
     /// List every tensor
     #[arg(long)]
     tensors: bool,
@@ -190,7 +195,8 @@ fn verdict(file: &GgufFile, metadata: &Metadata) -> Vec<String> {
 
 /// Runs the command.
 pub(crate) fn inspect(args: &InspectArgs) -> Result<()> {
-    let file = open_file(&args.file, &args.override_kv)?;
+    let (path, synthetic) = (args.file.as_deref(), args.synthetic.as_ref());
+    let file = open_file(path, synthetic, &args.override_kv)?;
     let metadata = file.metadata();
     let types = by_type(&file);
     let mut out = std::io::stdout().lock();
@@ -218,7 +224,7 @@ pub(crate) fn inspect(args: &InspectArgs) -> Result<()> {
     writeln!(
         out,
         "{}: GGUF v{}, {:.1} MiB",
-        args.file.display(),
+        name(path, synthetic),
         file.gguf().version,
         file.n_bytes() as f64 / 1_048_576.0
     )?;

@@ -15,6 +15,7 @@ mod options;
 mod perplexity;
 mod run;
 mod session;
+mod synth;
 
 use std::process::ExitCode;
 
@@ -42,6 +43,8 @@ enum Command {
     Bench(bench::BenchArgs),
     /// Measure how well a model predicts a text
     Perplexity(perplexity::PerplexityArgs),
+    /// Write a synthetic model as a GGUF file, for other programs to load
+    Synth(synth::SynthArgs),
 }
 
 fn main() -> ExitCode {
@@ -53,6 +56,7 @@ fn main() -> ExitCode {
         Command::Inspect(args) => inspect::inspect(&args),
         Command::Bench(args) => bench::bench(&args),
         Command::Perplexity(args) => perplexity::perplexity(&args),
+        Command::Synth(args) => synth::synth(&args),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

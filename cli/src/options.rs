@@ -1,9 +1,9 @@
 //! Flags that several commands share, and their translation into the engine's options.
 
 use std::ffi::OsString;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, bail};
 use clap::Args;
 use gemel_core::DType;
 use gemel_core::dtype::CACHE_TYPES;
@@ -11,6 +11,7 @@ use gemel_engine::blocks::Precision;
 use gemel_engine::gguf::{GgufFile, Metadata, Value};
 use gemel_engine::load::LoadOptions;
 use gemel_engine::sampler::{SamplerParams, Stage};
+use gemel_engine::synthetic::Spec;
 
 /// Short flags of more than one letter that people type from habit, and their long forms.
 const SHORT_WORDS: &[(&str, &str)] = &[
@@ -108,8 +109,16 @@ fn random_seed() -> u64 {
 #[derive(Args, Clone, Debug)]
 pub(crate) struct ModelArgs {
     /// The model, a GGUF file; of a sharded model any shard
-    #[arg(short, long, value_name = "FILE")]
-    pub(crate) model: PathBuf,
+    #[arg(
+        short,
+        long,
+        required_unless_present = "synthetic",
+        value_name = "FILE"
+    )]
+    pub(crate) model: Option<PathBuf>,
+    /// Instead of a file: the shape of a published model with random weights, e.g. `llama:8b:q4_k`; `gemel synth --list`
+    #[arg(long, conflicts_with = "model", value_name = "ARCH:SIZE:TYPE[:SEED]")]
+    pub(crate) synthetic: Option<Spec>,
     /// Where to run: `wgpu`, `wgpu:1`, part of a name from `gemel devices`, `cuda`, `cuda:1`, or `reference`
     #[arg(long, default_value = "wgpu", value_name = "DEVICE")]
     pub(crate) device: String,
@@ -162,9 +171,18 @@ fn cache_type(name: &str) -> Result<DType, String> {
 }
 
 impl ModelArgs {
-    /// Opens the file and applies the overrides.
+    /// Opens the file, or makes the model up, and applies the overrides.
     pub(crate) fn open_file(&self) -> Result<GgufFile> {
-        open_file(&self.model, &self.override_kv)
+        open_file(
+            self.model.as_deref(),
+            self.synthetic.as_ref(),
+            &self.override_kv,
+        )
+    }
+
+    /// What the model is called in messages: its path, or what it is made of.
+    pub(crate) fn name(&self) -> String {
+        name(self.model.as_deref(), self.synthetic.as_ref())
     }
 
     /// The engine's options.
@@ -184,9 +202,26 @@ impl ModelArgs {
     }
 }
 
-/// Opens a model file and applies the overrides.
-pub(crate) fn open_file(path: &std::path::Path, overrides: &[String]) -> Result<GgufFile> {
-    let mut file = GgufFile::open(path)?;
+/// What a model is called in messages.
+pub(crate) fn name(path: Option<&Path>, synthetic: Option<&Spec>) -> String {
+    match (path, synthetic) {
+        (_, Some(spec)) => format!("synthetic {spec}"),
+        (Some(path), None) => path.display().to_string(),
+        (None, None) => String::new(),
+    }
+}
+
+/// Opens a model file, or makes a model up, and applies the overrides. The flags see to it that there is one of both.
+pub(crate) fn open_file(
+    path: Option<&Path>,
+    synthetic: Option<&Spec>,
+    overrides: &[String],
+) -> Result<GgufFile> {
+    let mut file = match (path, synthetic) {
+        (_, Some(spec)) => spec.open()?,
+        (Some(path), None) => GgufFile::open(path)?,
+        (None, None) => bail!("name a model: a file (-m), or --synthetic ARCH:SIZE:TYPE"),
+    };
     for spec in overrides {
         file.metadata_mut()
             .apply_override(spec)

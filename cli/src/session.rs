@@ -43,8 +43,8 @@ pub(crate) fn is_answering() -> bool {
 pub(crate) fn open(args: &ModelArgs, file: &GgufFile) -> Result<Loaded> {
     let device = device::open(args)?;
     let options = args.load_options();
-    let name = args.model.file_name().unwrap_or_default();
-    let bar = bytes_bar(&format!("loading {}", name.display()));
+    let name = args.name();
+    let bar = bytes_bar(&format!("loading {name}"));
     let loaded = load(file, device, &options, &mut |done, total| {
         bar.set_length(total);
         bar.set_position(done);
@@ -55,7 +55,7 @@ pub(crate) fn open(args: &ModelArgs, file: &GgufFile) -> Result<Loaded> {
         }
         (error, _) => error.into(),
     })
-    .with_context(|| format!("loading {}", args.model.display()));
+    .with_context(|| format!("loading {name}"));
     bar.finish_and_clear();
     let loaded = loaded?;
     let n_ubatch = loaded.context.cache().config().n_ubatch;

@@ -415,6 +415,27 @@ impl<'a> StepGraph<'a> {
         ])
     }
 
+    /// Writes the keys and values of the step, `[n_tokens, n_kv_heads, dim]`, to the cache of a layer and returns that.
+    ///
+    /// # Errors
+    /// Shapes that do not fit.
+    pub fn write_cache(
+        &mut self,
+        layer: usize,
+        [k, v]: [ValueId; 2],
+    ) -> Result<[ValueId; 2], GraphError> {
+        let cache = self.cache.layer(layer);
+        let slots = self.groups[cache.group].slots;
+        let label = |what: &str| format!("blk.{layer}.{what}");
+        let k_cache = self.graph.bind(label("k_cache"), &cache.k);
+        let v_cache = self.graph.bind(label("v_cache"), &cache.v);
+        self.graph
+            .apply_multi(label("k_write"), KvWrite, &[k, slots], &[k_cache])?;
+        self.graph
+            .apply_multi(label("v_write"), KvWrite, &[v, slots], &[v_cache])?;
+        Ok([k_cache, v_cache])
+    }
+
     /// Writes `k` and `v` to the cache of a layer, then attends. `[n_tokens, n_heads * v_dim]`
     ///
     /// # Errors
@@ -425,15 +446,8 @@ impl<'a> StepGraph<'a> {
         at: &AttentionShape,
         [q, k, v]: [ValueId; 3],
     ) -> Result<ValueId, GraphError> {
-        let cache = self.cache.layer(layer);
-        let group = self.groups[cache.group];
-        let label = |what: &str| format!("blk.{layer}.{what}");
-        let k_cache = self.graph.bind(label("k_cache"), &cache.k);
-        let v_cache = self.graph.bind(label("v_cache"), &cache.v);
-        self.graph
-            .apply_multi(label("k_write"), KvWrite, &[k, group.slots], &[k_cache])?;
-        self.graph
-            .apply_multi(label("v_write"), KvWrite, &[v, group.slots], &[v_cache])?;
+        let [k_cache, v_cache] = self.write_cache(layer, [k, v])?;
+        let table = self.groups[self.cache.layer(layer).group].table;
         let attention = Attention {
             scale: at.scale,
             softcap: at.softcap,
@@ -441,16 +455,9 @@ impl<'a> StepGraph<'a> {
             max_len: self.shape.max_len,
         };
         let out = self.graph.apply(
-            label("attention"),
+            format!("blk.{layer}.attention"),
             attention,
-            &[
-                q,
-                k_cache,
-                v_cache,
-                group.table,
-                self.seq_rows,
-                self.positions,
-            ],
+            &[q, k_cache, v_cache, table, self.seq_rows, self.positions],
         )?;
         self.graph
             .reshape(out, [self.shape.n_tokens, at.n_heads * at.v_dim])

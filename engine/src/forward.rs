@@ -3,6 +3,8 @@
 //! A step is one upload (the step buffer), one replay of a recorded plan and one small read-back. Plans are made
 //! once per shape bucket; what changes from step to step is data in the step buffer.
 
+mod depth;
+
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -463,22 +465,6 @@ pub struct OpTime {
 }
 
 impl Context {
-    /// Treats `n` more tokens of a sequence as cached without computing them: for measuring at depth.
-    ///
-    /// # Errors
-    /// Context overflow; device lost.
-    pub fn assume(&mut self, seq: SeqId, n: usize) -> Result<(), StepError> {
-        let reservation = self.cache.reserve(&vec![seq; n])?;
-        for (group, updates) in reservation.table_updates.iter().enumerate() {
-            let table = self.cache.table(group);
-            for &(index, page) in updates {
-                self.device
-                    .write(&table.buffers[0], index as u64 * 4, &page.to_le_bytes())?;
-            }
-        }
-        Ok(())
-    }
-
     /// Times one decode step at this length launch by launch, summed over layers, slowest first.
     /// `None` where the device cannot tell.
     ///

@@ -2,7 +2,8 @@
 //!
 //! In reading order: the file (`mmap`, `gguf`), what is in it (`tokenizer`, `chat`, `weights`), the models as graphs
 //! (`models`, `blocks`, `rope`), their memory (`kv_cache`), steps on a device (`forward`), and what is made of the
-//! logits (`sampler`, `text`, `generate`, `perplexity`). `load` ties a file and a device together.
+//! logits (`sampler`, `text`, `generate`, `perplexity`). `load` ties a file and a device together;
+//! `synthetic` makes models up.
 
 pub mod blocks;
 pub mod chat;
@@ -16,6 +17,7 @@ pub mod models;
 pub mod perplexity;
 pub mod rope;
 pub mod sampler;
+pub mod synthetic;
 pub mod text;
 pub mod tokenizer;
 pub mod weights;

@@ -22,7 +22,10 @@ use gemel_core::DType;
 
 use super::error::{GgufError, shown};
 use super::metadata::{Array, Metadata, Value, key_problem};
-use super::{alignment, tensor_name_problem};
+use super::{GgufFile, alignment, tensor_name_problem};
+
+/// Bytes of a tensor that [`copy`] reads and writes at a time.
+const PIECE_BYTES: usize = 8 << 20;
 
 /// A tensor to be written.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -87,6 +90,8 @@ pub struct Writer<W> {
     /// Name and size of each tensor.
     tensors: Vec<(String, usize)>,
     n_written: usize,
+    /// Bytes of the next tensor that are written already.
+    n_begun: usize,
     alignment: u64,
 }
 
@@ -138,6 +143,7 @@ impl<W: Write> Writer<W> {
             out,
             tensors: sizes,
             n_written: 0,
+            n_begun: 0,
             alignment,
         })
     }
@@ -147,28 +153,50 @@ impl<W: Write> Writer<W> {
     /// # Errors
     /// The size differs from the one announced, all tensors are written already, or the output fails.
     pub fn tensor(&mut self, bytes: &[u8]) -> Result<(), GgufError> {
-        let Some((name, n_bytes)) = self.tensors.get(self.n_written) else {
+        let (name, n_bytes) = self.next()?;
+        if bytes.len() != n_bytes || self.n_begun > 0 {
+            let problem = format!(
+                "{} bytes were given, its shape needs {n_bytes}",
+                self.n_begun + bytes.len()
+            );
+            return Err(GgufError::Write { name, problem });
+        }
+        self.piece(bytes)
+    }
+
+    /// Writes more data of the next tensor, which is written once its pieces add up to its size.
+    ///
+    /// # Errors
+    /// More bytes than were announced, all tensors are written already, or the output fails.
+    pub fn piece(&mut self, bytes: &[u8]) -> Result<(), GgufError> {
+        let (name, n_bytes) = self.next()?;
+        let n_begun = self.n_begun + bytes.len();
+        if n_begun > n_bytes {
             return Err(GgufError::Write {
-                name: "-".into(),
-                problem: "all tensors are written already".into(),
-            });
-        };
-        if bytes.len() != *n_bytes {
-            return Err(GgufError::Write {
-                name: shown(name),
-                problem: format!(
-                    "{} bytes were given, its shape needs {n_bytes}",
-                    bytes.len()
-                ),
+                name,
+                problem: format!("{n_begun} bytes were given, its shape needs {n_bytes}"),
             });
         }
         self.out.write_all(bytes).map_err(io_error)?;
-        let padding = (bytes.len() as u64).next_multiple_of(self.alignment) - bytes.len() as u64;
-        self.out
-            .write_all(&vec![0; padding as usize])
-            .map_err(io_error)?;
-        self.n_written += 1;
+        self.n_begun = n_begun;
+        if n_begun == n_bytes {
+            let padding = (n_bytes as u64).next_multiple_of(self.alignment) - n_bytes as u64;
+            self.out
+                .write_all(&vec![0; padding as usize])
+                .map_err(io_error)?;
+            self.n_written += 1;
+            self.n_begun = 0;
+        }
         Ok(())
+    }
+
+    /// Name and size of the next tensor.
+    fn next(&self) -> Result<(String, usize), GgufError> {
+        let next = self.tensors.get(self.n_written).cloned();
+        next.ok_or_else(|| GgufError::Write {
+            name: "-".into(),
+            problem: "all tensors are written already".into(),
+        })
     }
 
     /// Flushes and returns the output.
@@ -199,6 +227,41 @@ pub fn to_vec<B: AsRef<[u8]>>(
     let mut writer = Writer::new(Vec::new(), metadata, &specs)?;
     for (_, bytes) in tensors {
         writer.tensor(bytes.as_ref())?;
+    }
+    writer.finish()
+}
+
+/// Writes an opened model as one file, a few MiB at a time. `progress` gets the bytes of tensors done so far and in
+/// all.
+///
+/// # Errors
+/// As [`Writer`].
+pub fn copy<W: Write>(
+    file: &GgufFile,
+    out: W,
+    progress: &mut dyn FnMut(u64, u64),
+) -> Result<W, GgufError> {
+    let tensors = file.gguf().tensors();
+    let specs: Vec<TensorSpec> = tensors
+        .iter()
+        .map(|t| TensorSpec {
+            name: t.name.clone(),
+            dtype: t.dtype,
+            shape: t.shape.clone(),
+        })
+        .collect();
+    let mut writer = Writer::new(out, file.metadata(), &specs)?;
+    let total = tensors.iter().map(|t| t.n_bytes as u64).sum();
+    let mut done = 0;
+    let mut scratch = Vec::new();
+    for t in tensors {
+        for start in (0..t.n_bytes).step_by(PIECE_BYTES) {
+            let range = start..(start + PIECE_BYTES).min(t.n_bytes);
+            writer.piece(file.piece(t, range.clone(), &mut scratch))?;
+            done += range.len() as u64;
+            file.release(t, range);
+            progress(done, total);
+        }
     }
     writer.finish()
 }

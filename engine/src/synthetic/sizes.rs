@@ -1,0 +1,352 @@
+//! The table of synthetic models: architectures, their sizes, and what each adds to an [`Outline`].
+//!
+//! # Add an architecture
+//! One entry in [`FAMILIES`] and one function like [`dense`] that takes the sizes as a struct, so that a row of the
+//! table can be read against the published configuration. The function
+//!
+//! 1. sets every key `ARCH.*` that the loader of the architecture reads: `o.size("block_count", ..)`,
+//!    `o.number("rope.freq_base", ..)`, `o.key(..)` for arrays and texts;
+//! 2. calls `o.ends(n_vocab, d_model, tied)` for vocabulary, `token_embd`, `output_norm` and `output`;
+//! 3. adds the tensors of each layer in the order of a published file, with the names of the file: `o.matrix(label,
+//!    &[d_out, d_in])` for what is multiplied with, `o.matrix(label, &[n_experts, d_out, d_in])` for stacked experts,
+//!    `o.float_matrix` for routers, `o.norm(label, n, 1.0)`, and `o.vector(name, shape, centre, spread)` or
+//!    `o.values(name, values)` for the rest (`ssm_a` must be negative, decays in their range, and so on).
+//!
+//! Each family has a size `tiny`: rows that are multiples of 256 so that every type is used as it is, every kind of
+//! layer at least once, a vocabulary of 512. The tests run it in every type without another line.
+
+use super::outline::Outline;
+use crate::gguf::Value;
+
+/// Adds keys and tensors to an outline.
+pub(super) type Build = fn(&mut Outline);
+
+/// An architecture and its sizes.
+pub(super) struct Family {
+    /// `general.architecture`.
+    pub(super) arch: &'static str,
+    /// By size, smallest first.
+    pub(super) sizes: &'static [(&'static str, Build)],
+}
+
+impl Family {
+    /// The sizes, for messages.
+    pub(super) fn size_names(&self) -> String {
+        let names: Vec<&str> = self.sizes.iter().map(|(name, _)| *name).collect();
+        names.join(", ")
+    }
+}
+
+/// Every synthetic model.
+pub(super) const FAMILIES: &[Family] = &[
+    Family {
+        arch: "llama",
+        sizes: &[
+            ("tiny", |o| dense(o, &TINY)),
+            // SmolLM2
+            ("135m", |o| {
+                dense(o, &smollm2(30, 576, [9, 3, 64], 1536));
+            }),
+            ("360m", |o| {
+                dense(o, &smollm2(32, 960, [15, 5, 64], 2560));
+            }),
+            // Llama 3.1 and 3.2, without the stretched frequencies
+            ("1b", |o| dense(o, &llama3(16, 2048, [32, 8, 64], 8192))),
+            ("3b", |o| dense(o, &llama3(28, 3072, [24, 8, 128], 8192))),
+            ("8b", |o| {
+                dense(
+                    o,
+                    &Dense {
+                        tied: false,
+                        ..llama3(32, 4096, [32, 8, 128], 14336)
+                    },
+                );
+            }),
+            ("70b", |o| {
+                dense(
+                    o,
+                    &Dense {
+                        tied: false,
+                        ..llama3(80, 8192, [64, 8, 128], 28672)
+                    },
+                );
+            }),
+        ],
+    },
+    Family {
+        arch: "qwen2",
+        sizes: &[
+            ("tiny", |o| dense(o, &qwen2_of(TINY))),
+            // Qwen2.5
+            ("0.5b", |o| {
+                dense(o, &qwen2(24, 896, [14, 2, 64], 4864, 151_936, true));
+            }),
+            ("1.5b", |o| {
+                dense(o, &qwen2(28, 1536, [12, 2, 128], 8960, 151_936, true));
+            }),
+            ("7b", |o| {
+                dense(o, &qwen2(28, 3584, [28, 4, 128], 18944, 152_064, false));
+            }),
+            ("32b", |o| {
+                dense(o, &qwen2(64, 5120, [40, 8, 128], 27648, 152_064, false));
+            }),
+            ("72b", |o| {
+                dense(o, &qwen2(80, 8192, [64, 8, 128], 29568, 152_064, false));
+            }),
+        ],
+    },
+    Family {
+        arch: "qwen3",
+        sizes: &[
+            ("tiny", |o| dense(o, &qwen3_of(TINY))),
+            ("0.6b", |o| {
+                dense(o, &qwen3(28, 1024, [16, 8, 128], 3072, true));
+            }),
+            ("1.7b", |o| {
+                dense(o, &qwen3(28, 2048, [16, 8, 128], 6144, true));
+            }),
+            ("4b", |o| {
+                dense(o, &qwen3(36, 2560, [32, 8, 128], 9728, true));
+            }),
+            ("8b", |o| {
+                dense(o, &qwen3(36, 4096, [32, 8, 128], 12288, false));
+            }),
+            ("14b", |o| {
+                dense(o, &qwen3(40, 5120, [40, 8, 128], 17408, false));
+            }),
+            ("32b", |o| {
+                dense(o, &qwen3(64, 5120, [64, 8, 128], 25600, false));
+            }),
+        ],
+    },
+    Family {
+        arch: "gemma3",
+        sizes: &[
+            // Six layers: the last one is global.
+            ("tiny", |o| {
+                dense(
+                    o,
+                    &gemma3_of(Dense {
+                        n_layers: 6,
+                        window: 64,
+                        ..TINY
+                    }),
+                );
+            }),
+            ("270m", |o| {
+                dense(o, &gemma3(18, 640, [4, 1, 256], 2048, 512));
+            }),
+            ("1b", |o| {
+                dense(o, &gemma3(26, 1152, [4, 1, 256], 6912, 512));
+            }),
+            ("4b", |o| {
+                dense(o, &gemma3(34, 2560, [8, 4, 256], 10240, 1024));
+            }),
+            ("12b", |o| {
+                dense(o, &gemma3(48, 3840, [16, 8, 256], 15360, 1024));
+            }),
+            ("27b", |o| {
+                dense(o, &gemma3(62, 5376, [32, 16, 128], 21504, 1024));
+            }),
+        ],
+    },
+];
+
+/// A dense decoder: what `llama`, `qwen2`, `qwen3` and `gemma3` differ in.
+#[allow(
+    clippy::struct_excessive_bools,
+    reason = "each is a fact of an architecture"
+)]
+#[derive(Clone, Copy)]
+struct Dense {
+    n_layers: usize,
+    d_model: usize,
+    /// Query heads, key and value heads, size of a head.
+    heads: [usize; 3],
+    d_ff: usize,
+    n_vocab: usize,
+    n_ctx: usize,
+    rope_theta: f32,
+    eps: f32,
+    tied: bool,
+    qkv_bias: bool,
+    qk_norm: bool,
+    /// Norms behind each branch, as gemma has them.
+    post_norms: bool,
+    /// Sliding window, 0 for none.
+    window: usize,
+    /// Stretches positions of global layers, 1 for none.
+    rope_factor: f32,
+}
+
+const TINY: Dense = Dense {
+    n_layers: 2,
+    d_model: 256,
+    heads: [4, 2, 64],
+    d_ff: 512,
+    n_vocab: 512,
+    n_ctx: 4096,
+    rope_theta: 1e4,
+    eps: 1e-5,
+    tied: false,
+    qkv_bias: false,
+    qk_norm: false,
+    post_norms: false,
+    window: 0,
+    rope_factor: 1.0,
+};
+
+fn smollm2(n_layers: usize, d_model: usize, heads: [usize; 3], d_ff: usize) -> Dense {
+    Dense {
+        n_layers,
+        d_model,
+        heads,
+        d_ff,
+        n_vocab: 49_152,
+        n_ctx: 8192,
+        rope_theta: 1e5,
+        tied: true,
+        ..TINY
+    }
+}
+
+fn llama3(n_layers: usize, d_model: usize, heads: [usize; 3], d_ff: usize) -> Dense {
+    Dense {
+        n_vocab: 128_256,
+        n_ctx: 131_072,
+        rope_theta: 5e5,
+        ..smollm2(n_layers, d_model, heads, d_ff)
+    }
+}
+
+/// With the switches of `qwen2`.
+fn qwen2_of(dense: Dense) -> Dense {
+    Dense {
+        qkv_bias: true,
+        rope_theta: 1e6,
+        eps: 1e-6,
+        ..dense
+    }
+}
+
+fn qwen2(
+    n_layers: usize,
+    d_model: usize,
+    heads: [usize; 3],
+    d_ff: usize,
+    n_vocab: usize,
+    tied: bool,
+) -> Dense {
+    qwen2_of(Dense {
+        n_layers,
+        d_model,
+        heads,
+        d_ff,
+        n_vocab,
+        n_ctx: 32_768,
+        tied,
+        ..TINY
+    })
+}
+
+/// With the switches of `qwen3`.
+fn qwen3_of(dense: Dense) -> Dense {
+    Dense {
+        qk_norm: true,
+        rope_theta: 1e6,
+        eps: 1e-6,
+        ..dense
+    }
+}
+
+fn qwen3(n_layers: usize, d_model: usize, heads: [usize; 3], d_ff: usize, tied: bool) -> Dense {
+    qwen3_of(Dense {
+        n_layers,
+        d_model,
+        heads,
+        d_ff,
+        n_vocab: 151_936,
+        n_ctx: 40_960,
+        tied,
+        ..TINY
+    })
+}
+
+/// With the switches of `gemma3`.
+fn gemma3_of(dense: Dense) -> Dense {
+    Dense {
+        tied: true,
+        qk_norm: true,
+        post_norms: true,
+        rope_theta: 1e6,
+        eps: 1e-6,
+        ..dense
+    }
+}
+
+fn gemma3(n_layers: usize, d_model: usize, heads: [usize; 3], d_ff: usize, window: usize) -> Dense {
+    let text_only = window == 512;
+    gemma3_of(Dense {
+        n_layers,
+        d_model,
+        heads,
+        d_ff,
+        n_vocab: 262_144,
+        n_ctx: if text_only { 32_768 } else { 131_072 },
+        window,
+        rope_factor: if text_only { 1.0 } else { 8.0 },
+        ..TINY
+    })
+}
+
+/// Keys and tensors of a dense decoder.
+fn dense(o: &mut Outline, m: &Dense) {
+    let [n_heads, n_kv_heads, head_dim] = m.heads;
+    let (d, d_q, d_kv) = (m.d_model, n_heads * head_dim, n_kv_heads * head_dim);
+    o.size("block_count", m.n_layers);
+    o.size("context_length", m.n_ctx);
+    o.size("embedding_length", d);
+    o.size("feed_forward_length", m.d_ff);
+    o.size("attention.head_count", n_heads);
+    o.size("attention.head_count_kv", n_kv_heads);
+    o.size("attention.key_length", head_dim);
+    o.size("attention.value_length", head_dim);
+    o.size("rope.dimension_count", head_dim);
+    o.number("rope.freq_base", m.rope_theta);
+    o.number("attention.layer_norm_rms_epsilon", m.eps);
+    if m.window > 0 {
+        o.size("attention.sliding_window", m.window);
+    }
+    if m.rope_factor > 1.0 {
+        o.key("rope.scaling.type", Value::String("linear".to_owned()));
+        o.number("rope.scaling.factor", m.rope_factor);
+    }
+    o.ends(m.n_vocab, d, m.tied);
+    // Behind a branch of gemma a norm sets its size: together the branches outweigh the embedding, which is scaled up.
+    let post = 3.0 / (2.0 * m.n_layers as f32).sqrt();
+    for layer in 0..m.n_layers {
+        let name = |what: &str| format!("blk.{layer}.{what}");
+        o.norm(&name("attn_norm"), d, 1.0);
+        for (part, d_out) in [("attn_q", d_q), ("attn_k", d_kv), ("attn_v", d_kv)] {
+            o.matrix(&name(part), &[d_out, d]);
+            if m.qkv_bias {
+                o.vector(format!("{}.bias", name(part)), &[d_out], 0.0, 0.1);
+            }
+        }
+        if m.qk_norm {
+            o.norm(&name("attn_q_norm"), head_dim, 1.0);
+            o.norm(&name("attn_k_norm"), head_dim, 1.0);
+        }
+        o.matrix(&name("attn_output"), &[d, d_q]);
+        if m.post_norms {
+            o.norm(&name("post_attention_norm"), d, post);
+        }
+        o.norm(&name("ffn_norm"), d, 1.0);
+        o.matrix(&name("ffn_gate"), &[m.d_ff, d]);
+        o.matrix(&name("ffn_up"), &[m.d_ff, d]);
+        o.matrix(&name("ffn_down"), &[d, m.d_ff]);
+        if m.post_norms {
+            o.norm(&name("post_ffw_norm"), d, post);
+        }
+    }
+}
