@@ -7,7 +7,7 @@ use anyhow::{Result, bail};
 use clap::{Args, ValueEnum};
 use gemel_core::device::Traffic;
 use gemel_engine::blocks::Head;
-use gemel_engine::forward::{Context, StepToken};
+use gemel_engine::forward::{Context, OpWork, StepToken};
 use gemel_engine::kv_cache::SeqId;
 use gemel_engine::load::Loaded;
 use serde_json::json;
@@ -19,7 +19,7 @@ use crate::session;
 #[derive(Args, Debug)]
 #[command(
     after_help = "-p, -n and -d take lists: -p 128,512. The context size (-c) is what the tests need unless given.\n\
-    A depth is assumed, not computed: what is cached there is of the right size and means nothing.\n\
+    A depth is assumed, not computed: the caches are filled with random rows of the right size.\n\
     Every test runs once more than -r says; the first run compiles kernels and does not count."
 )]
 pub(crate) struct BenchArgs {
@@ -58,7 +58,8 @@ pub(crate) struct BenchArgs {
     /// Table format
     #[arg(short, long, value_enum, default_value_t = Format::Md, value_name = "FORMAT")]
     output: Format,
-    /// Show what a decode step costs the host: uploads, submissions, read-back, median time before the wait
+    /// Show what a decode step costs: uploads, submissions, read-back, median time before the wait; bytes and launches
+    /// on the device by op
     #[arg(long)]
     explain: bool,
     /// Time every launch of one decode step on the device, summed over layers
@@ -83,6 +84,8 @@ struct Row {
     /// Tokens per second of each repetition.
     rates: Vec<f64>,
     step: Option<StepCost>,
+    /// What a decode step at the end of the test does on the device, by op.
+    work: Vec<OpWork>,
 }
 
 /// Host side of a decode step, averaged.
@@ -98,6 +101,11 @@ struct StepCost {
 impl Row {
     fn mean(&self) -> f64 {
         self.rates.iter().sum::<f64>() / self.rates.len() as f64
+    }
+
+    /// Bytes that a decode step cannot avoid moving on the device.
+    fn device_bytes(&self) -> u64 {
+        self.work.iter().map(|work| work.cost.bytes).sum()
     }
 
     fn deviation(&self) -> f64 {
@@ -158,6 +166,15 @@ fn at_depth(context: &mut Context, depth: usize) -> Result<SeqId> {
     Ok(seq)
 }
 
+/// Brings a sequence back to `depth` tokens; filled anew where what it needs is gone, as with a window.
+fn rewind(context: &mut Context, seq: SeqId, depth: usize) -> Result<SeqId> {
+    if context.truncate(seq, depth).is_ok() {
+        return Ok(seq);
+    }
+    context.remove(seq)?;
+    at_depth(context, depth)
+}
+
 fn measure(args: &BenchArgs, loaded: &mut Loaded) -> Result<Vec<Row>> {
     let context = &mut loaded.context;
     let bar = session::count_bar("measuring");
@@ -173,13 +190,13 @@ fn measure(args: &BenchArgs, loaded: &mut Loaded) -> Result<Vec<Row>> {
         }
     };
     for &depth in &args.depth {
+        let mut seq = at_depth(context, depth)?;
         for &n in args.n_prompt.iter().filter(|&&n| n > 0) {
             let mut rates = Vec::new();
             // The first run compiles kernels and is not counted.
             for repetition in 0..=args.repetitions {
-                let seq = at_depth(context, depth)?;
                 let time = prefill(context, seq, n)?;
-                context.remove(seq)?;
+                seq = rewind(context, seq, depth)?;
                 bar.inc(1);
                 if repetition > 0 {
                     rates.push(session::rate(n, time));
@@ -192,13 +209,13 @@ fn measure(args: &BenchArgs, loaded: &mut Loaded) -> Result<Vec<Row>> {
                 depth,
                 rates,
                 step: None,
+                work: Vec::new(),
             });
         }
         for &n in args.n_gen.iter().filter(|&&n| n > 0) {
             let mut rates = Vec::new();
             let mut step = None;
             for repetition in 0..=args.repetitions {
-                let seq = at_depth(context, depth)?;
                 if repetition == 0 {
                     decode(context, seq, 1)?;
                 } else {
@@ -207,7 +224,7 @@ fn measure(args: &BenchArgs, loaded: &mut Loaded) -> Result<Vec<Row>> {
                     rates.push(session::rate(n, time));
                     step = Some(step_cost(before, context.device().traffic(), host, n));
                 }
-                context.remove(seq)?;
+                seq = rewind(context, seq, depth)?;
                 bar.inc(1);
             }
             rows.push(Row {
@@ -217,8 +234,10 @@ fn measure(args: &BenchArgs, loaded: &mut Loaded) -> Result<Vec<Row>> {
                 depth,
                 rates,
                 step,
+                work: context.decode_work(depth + n)?,
             });
         }
+        context.remove(seq)?;
     }
     bar.finish_and_clear();
     Ok(rows)
@@ -279,55 +298,99 @@ fn print(args: &BenchArgs, loaded: &Loaded, rows: &[Row], out: &mut dyn Write) -
             }
         }
         Format::Json => {
-            let results: Vec<_> = rows
-                .iter()
-                .map(|row| {
-                    let mut result = json!({
-                        "test": row.test, "n_prompt": row.n_prompt, "n_gen": row.n_gen, "depth": row.depth,
-                        "tokens_per_s": row.mean(), "deviation": row.deviation(), "samples": row.rates,
-                    });
-                    if let Some(step) = row.step.filter(|_| args.explain) {
-                        result["step"] = json!({
-                            "host_us": step.host.as_secs_f64() * 1e6, "submits": step.submits,
-                            "uploaded_bytes": step.uploaded, "read_back_bytes": step.downloaded,
-                            "launches": step.launches,
-                        });
-                    }
-                    result
-                })
-                .collect();
-            let part = |row: Option<&Row>, n: fn(&Row) -> usize| {
-                row.map(|row| json!({"tokens": n(row), "tokens_per_s": row.mean()}))
-            };
-            let report = json!({
-                "model": model, "arch": arch, "device": device.name(), "description": device.description(),
-                "params": loaded.n_params, "weight_bytes": loaded.weight_bytes,
-                "prefill": part(rows.iter().find(|row| row.n_prompt > 0), |row| row.n_prompt),
-                "decode": part(rows.iter().find(|row| row.n_gen > 0), |row| row.n_gen),
-                "results": results,
-            });
+            let report = report(args, loaded, model, rows);
             writeln!(out, "{}", serde_json::to_string_pretty(&report)?)?;
         }
     }
     if args.explain && args.output == Format::Md {
-        writeln!(
-            out,
-            "\n| test | host us/step | submits/step | uploaded B/step | read back B/step | launches/step |"
-        )?;
-        writeln!(out, "| --- | ---: | ---: | ---: | ---: | ---: |")?;
-        for row in rows {
-            if let Some(step) = row.step {
-                writeln!(
-                    out,
-                    "| {} | {:.0} | {:.2} | {:.0} | {:.0} | {:.0} |",
-                    row.test,
-                    step.host.as_secs_f64() * 1e6,
-                    step.submits,
-                    step.uploaded,
-                    step.downloaded,
-                    step.launches
-                )?;
+        explain(rows, out)?;
+    }
+    Ok(())
+}
+
+/// Everything as JSON.
+fn report(args: &BenchArgs, loaded: &Loaded, model: &str, rows: &[Row]) -> serde_json::Value {
+    let device = loaded.context.device();
+    let results: Vec<_> = rows
+        .iter()
+        .map(|row| {
+            let mut result = json!({
+                "test": row.test, "n_prompt": row.n_prompt, "n_gen": row.n_gen, "depth": row.depth,
+                "tokens_per_s": row.mean(), "deviation": row.deviation(), "samples": row.rates,
+            });
+            if let Some(step) = row.step.filter(|_| args.explain) {
+                let ops: Vec<_> = row
+                    .work
+                    .iter()
+                    .map(|work| {
+                        json!({
+                            "op": work.op, "node": work.node, "launches": work.launches,
+                            "bytes": work.cost.bytes, "flops": work.cost.flops,
+                        })
+                    })
+                    .collect();
+                result["step"] = json!({
+                    "host_us": step.host.as_secs_f64() * 1e6, "submits": step.submits,
+                    "uploaded_bytes": step.uploaded, "read_back_bytes": step.downloaded,
+                    "launches": step.launches, "device_bytes": row.device_bytes(), "ops": ops,
+                });
             }
+            result
+        })
+        .collect();
+    let part = |row: Option<&Row>, n: fn(&Row) -> usize| {
+        row.map(|row| json!({"tokens": n(row), "tokens_per_s": row.mean()}))
+    };
+    let memory = device.memory();
+    json!({
+        "model": model, "arch": loaded.context.info().arch, "device": device.name(),
+        "description": device.description(), "params": loaded.n_params, "weight_bytes": loaded.weight_bytes,
+        "cache_bytes": loaded.cache_bytes, "memory_bytes": memory.used, "peak_memory_bytes": memory.peak,
+        "prefill": part(rows.iter().find(|row| row.n_prompt > 0), |row| row.n_prompt),
+        "decode": part(rows.iter().find(|row| row.n_gen > 0), |row| row.n_gen),
+        "results": results,
+    })
+}
+
+/// What a decode step costs host and device, as tables.
+fn explain(rows: &[Row], out: &mut dyn Write) -> Result<()> {
+    writeln!(
+        out,
+        "\n| test | host us/step | submits/step | uploaded B/step | read back B/step | launches/step | device MB/step |"
+    )?;
+    writeln!(out, "| --- | ---: | ---: | ---: | ---: | ---: | ---: |")?;
+    for row in rows {
+        if let Some(step) = row.step {
+            writeln!(
+                out,
+                "| {} | {:.0} | {:.2} | {:.0} | {:.0} | {:.0} | {:.3} |",
+                row.test,
+                step.host.as_secs_f64() * 1e6,
+                step.submits,
+                step.uploaded,
+                step.downloaded,
+                step.launches,
+                row.device_bytes() as f64 / 1e6
+            )?;
+        }
+    }
+    writeln!(
+        out,
+        "\n| test | op | node | launches/step | device MB/step | share |"
+    )?;
+    writeln!(out, "| --- | --- | --- | ---: | ---: | ---: |")?;
+    for row in rows {
+        for work in &row.work {
+            writeln!(
+                out,
+                "| {} | {} | {} | {} | {:.3} | {:.1} % |",
+                row.test,
+                work.op,
+                work.node,
+                work.launches,
+                work.cost.bytes as f64 / 1e6,
+                100.0 * work.cost.bytes as f64 / row.device_bytes() as f64
+            )?;
         }
     }
     Ok(())
@@ -379,26 +442,29 @@ fn profile(context: &mut Context, depth: usize, out: &mut dyn Write) -> Result<(
         return Ok(());
     };
     let total: u64 = times.iter().map(|entry| entry.ns).sum();
-    writeln!(out, "\n| op | launches | us | share | GB/s | GFLOP/s |")?;
-    writeln!(out, "| --- | ---: | ---: | ---: | ---: | ---: |")?;
+    writeln!(
+        out,
+        "\n| op | node | launches | us | share | GB/s | GFLOP/s |"
+    )?;
+    writeln!(out, "| --- | --- | ---: | ---: | ---: | ---: | ---: |")?;
     for entry in &times {
         let seconds = entry.ns as f64 / 1e9;
         writeln!(
             out,
             "| {} | {} | {} | {:.0} | {:.1} % | {:.2} | {:.2} |",
-            entry.op,
-            entry.node,
-            entry.launches,
+            entry.work.op,
+            entry.work.node,
+            entry.work.launches,
             entry.ns as f64 / 1e3,
             100.0 * entry.ns as f64 / total as f64,
-            entry.cost.bytes as f64 / seconds / 1e9,
-            entry.cost.flops as f64 / seconds / 1e9
+            entry.work.cost.bytes as f64 / seconds / 1e9,
+            entry.work.cost.flops as f64 / seconds / 1e9
         )?;
     }
     writeln!(
         out,
         "| all | | {} | {:.0} | 100 % | | |",
-        times.iter().map(|e| e.launches).sum::<usize>(),
+        times.iter().map(|e| e.work.launches).sum::<usize>(),
         total as f64 / 1e3
     )?;
     context.remove(seq)?;

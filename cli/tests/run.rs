@@ -312,6 +312,7 @@ fn a_decode_step_costs_the_host_the_same_at_every_depth() {
             .text()
             .lines()
             .skip_while(|line| !line.contains("submits/step"))
+            .take_while(|line| !line.is_empty())
             .filter(|line| line.contains("tg4"))
             .map(|line| line.trim_matches('|').split('|').map(str::trim).collect())
             .collect();

@@ -101,3 +101,66 @@ fn a_model_too_large_for_the_device_is_refused_before_it_is_made() {
     let args: Vec<&str> = args.split(' ').collect();
     refused(&args, &["synthetic llama:70b:f16:1", "64 MiB"]);
 }
+
+/// Bytes, launches and traffic of a decode step, and bytes and launches of its attention.
+fn step_of(result: &serde_json::Value) -> ([u64; 5], [u64; 2], String) {
+    let step = &result["step"];
+    let counters = [
+        "submits",
+        "uploaded_bytes",
+        "read_back_bytes",
+        "launches",
+        "device_bytes",
+    ];
+    let counters = counters.map(|key| step[key].as_f64().expect("a counter") as u64);
+    let ops = step["ops"].as_array().expect("ops");
+    let (attention, others): (Vec<_>, Vec<_>) = ops.iter().partition(|op| op["op"] == "attention");
+    let sum = |key: &str| attention.iter().filter_map(|op| op[key].as_u64()).sum();
+    let mut others: Vec<String> = others.iter().map(ToString::to_string).collect();
+    others.sort();
+    (counters, [sum("launches"), sum("bytes")], others.join("\n"))
+}
+
+#[test]
+fn depth_costs_a_decode_step_attention_and_nothing_else() {
+    for (device, cache_type) in [("reference", "f16"), ("wgpu", "f16"), ("wgpu", "q5_1")] {
+        let args = "bench --synthetic llama:tiny:q4_k -p 0 -n 3 -r 1 -d 256,2048 --explain -o json";
+        let caches = ["--device", device, "-ctk", cache_type, "-ctv", cache_type];
+        let args: Vec<&str> = args.split(' ').chain(caches).collect();
+        let report = ok(&args).json();
+        let peak = report["peak_memory_bytes"].as_u64();
+        assert!(peak >= report["memory_bytes"].as_u64(), "{report}");
+        let weights = report["weight_bytes"].as_u64().expect("a size");
+        let cached = report["cache_bytes"].as_u64().expect("a size");
+        assert!(peak >= Some(weights + cached), "{report}");
+        let results = report["results"].as_array().expect("results");
+        assert_eq!(results.len(), 2, "{report}");
+        let (shallow, deep) = (step_of(&results[0]), step_of(&results[1]));
+        assert_eq!(shallow.0[..3], deep.0[..3], "{device}: traffic");
+        assert_eq!(shallow.2, deep.2, "{device}: other ops");
+        // Without attention, launches and bytes are equal; attention reads what is cached.
+        for (counter, what) in [(3, 0), (4, 1)] {
+            assert_eq!(
+                shallow.0[counter] - shallow.1[what],
+                deep.0[counter] - deep.1[what],
+                "{device}: {report}"
+            );
+        }
+        assert!(
+            deep.1[1] > 4 * shallow.1[1],
+            "{device}: {shallow:?} {deep:?}"
+        );
+        // Every weight but the embedding is read once a step.
+        assert!(deep.0[4] - deep.1[1] > weights / 2, "{report}");
+    }
+}
+
+#[test]
+fn a_window_can_be_measured_at_any_depth() {
+    let args = "bench --synthetic gemma3:tiny:q8_0 -p 8 -n 2 -r 2 -d 1000 -ub 64 --device reference -o json";
+    let args: Vec<&str> = args.split(' ').collect();
+    let report = ok(&args).json();
+    let results = report["results"].as_array().expect("results");
+    let tests: Vec<_> = results.iter().map(|r| r["test"].as_str()).collect();
+    assert_eq!(tests, [Some("pp8 @ d1000"), Some("tg2 @ d1000")]);
+}

@@ -449,53 +449,77 @@ impl Context {
     }
 }
 
-/// Device time of one kind of node in a step: the same op at the same place of every layer.
+/// Work of one kind of node in a step: the same op at the same place of every layer.
 #[derive(Clone, Debug, PartialEq)]
-pub struct OpTime {
+pub struct OpWork {
     /// Name of the op.
     pub op: &'static str,
     /// Label of the nodes without their layer, e.g. `ffn_down`.
     pub node: String,
     /// Launches.
     pub launches: usize,
-    /// Nanoseconds on the device.
-    pub ns: u64,
     /// Unavoidable work.
     pub cost: Cost,
 }
 
+/// Device time of one kind of node in a step.
+#[derive(Clone, Debug, PartialEq)]
+pub struct OpTime {
+    /// What was done.
+    pub work: OpWork,
+    /// Nanoseconds on the device.
+    pub ns: u64,
+}
+
 impl Context {
+    /// The work of one decode step at this length, by the ops' own account, largest number of bytes first.
+    ///
+    /// # Errors
+    /// See [`StepError`].
+    pub fn decode_work(&mut self, len: usize) -> Result<Vec<OpWork>, StepError> {
+        let recording = self.plan(self.shape_of(1, 1, len, Head::Argmax))?;
+        let times = by_node(&recording.plan, std::iter::repeat(0));
+        let mut list: Vec<OpWork> = times.into_iter().map(|entry| entry.work).collect();
+        list.sort_by_key(|work| std::cmp::Reverse(work.cost.bytes));
+        Ok(list)
+    }
+
     /// Times one decode step at this length launch by launch, summed over layers, slowest first.
     /// `None` where the device cannot tell.
     ///
     /// # Errors
     /// See [`StepError`].
     pub fn profile_decode(&mut self, len: usize) -> Result<Option<Vec<OpTime>>, StepError> {
-        let shape = self.shape_of(1, 1, len, Head::Argmax);
-        let recording = self.plan(shape)?;
+        let recording = self.plan(self.shape_of(1, 1, len, Head::Argmax))?;
         let Some(times) = self.device.profile(&recording)? else {
             return Ok(None);
         };
-        let mut times = times.into_iter();
-        let mut sums: BTreeMap<(&'static str, String), OpTime> = BTreeMap::new();
-        for step in &recording.plan.steps {
-            let op = step.op.name();
-            let node = without_layer(&step.label);
-            let sum = sums.entry((op, node.clone())).or_insert(OpTime {
-                op,
-                node,
-                launches: 0,
-                ns: 0,
-                cost: Cost::default(),
-            });
-            sum.launches += step.launches.len();
-            sum.ns += times.by_ref().take(step.launches.len()).sum::<u64>();
-            sum.cost = sum.cost + step.cost;
-        }
-        let mut list: Vec<OpTime> = sums.into_values().collect();
+        let mut list = by_node(&recording.plan, times.into_iter());
         list.sort_by_key(|entry| std::cmp::Reverse(entry.ns));
         Ok(Some(list))
     }
+}
+
+/// The steps of a plan by op and node, summed over layers; `times` has one entry a launch.
+fn by_node(plan: &Plan, mut times: impl Iterator<Item = u64>) -> Vec<OpTime> {
+    let mut sums: BTreeMap<(&'static str, String), OpTime> = BTreeMap::new();
+    for step in &plan.steps {
+        let op = step.op.name();
+        let node = without_layer(&step.label);
+        let sum = sums.entry((op, node.clone())).or_insert(OpTime {
+            work: OpWork {
+                op,
+                node,
+                launches: 0,
+                cost: Cost::default(),
+            },
+            ns: 0,
+        });
+        sum.work.launches += step.launches.len();
+        sum.work.cost = sum.work.cost + step.cost;
+        sum.ns += times.by_ref().take(step.launches.len()).sum::<u64>();
+    }
+    sums.into_values().collect()
 }
 
 /// The runs of a step: (slot row of the sequence, first row, number of rows, position of the first row) each.

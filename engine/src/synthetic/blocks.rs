@@ -4,7 +4,6 @@ use std::collections::BTreeMap;
 
 use gemel_core::DType;
 use gemel_core::format;
-use gemel_core::format::nvfp4;
 use gemel_core::format::scales::{ScaleField, scale_fields};
 use half::{bf16, f16};
 
@@ -337,14 +336,28 @@ fn e8m0(scale: f32, dice: f32) -> u8 {
     exponent + u8::from(dice < share)
 }
 
-/// The nearest unsigned E4M3 number of a positive scale, 0x7e at most.
+/// The nearest unsigned E4M3 number of a scale between 2^-6 and 448, the smaller one of two.
 fn e4m3(scale: f32) -> u8 {
-    let at_most = (1..=0x7e).take_while(|&byte| nvfp4::scale_value(byte) <= scale);
-    let low = at_most.last().unwrap_or(1);
-    let (below, above) = (nvfp4::scale_value(low), nvfp4::scale_value(low + 1));
-    if low < 0x7e && above - scale < scale - below {
-        low + 1
-    } else {
-        low
+    // The two differ in the bias, 127 and 7, and in 20 bits of the mantissa.
+    const BIAS: u32 = (127 - 7) << 3;
+    let rounded = (scale.to_bits() + ((1 << 19) - 1)) >> 20;
+    (rounded - BIAS) as u8
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use gemel_core::format::nvfp4;
+
+    #[test]
+    fn e4m3_is_the_nearest_number() {
+        for step in 0..2048 {
+            let scale = 0.5 + step as f32 / 1024.0;
+            let found = nvfp4::scale_value(e4m3(scale));
+            let nearest = (1..=0x7e)
+                .map(nvfp4::scale_value)
+                .min_by(|a, b| (a - scale).abs().total_cmp(&(b - scale).abs()));
+            assert_eq!(Some(found), nearest, "{scale}");
+        }
     }
 }
