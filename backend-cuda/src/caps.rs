@@ -191,6 +191,22 @@ fn caps(properties: &Properties) -> Caps {
     }
 }
 
+/// Capabilities as a device would report them, from documented limits: for choosing and compiling kernels without one.
+/// `max_shared_bytes` is what a block may ask for.
+pub fn documented_caps(max_shared_bytes: u32, memory_bytes: u64) -> Caps {
+    caps(&Properties {
+        name: String::new(),
+        compute: LEAST_COMPUTE,
+        memory_bytes,
+        // Equal on all of them.
+        max_threads_per_block: 1024,
+        max_shared_bytes,
+        max_grid: [0x7fff_ffff, 65_535, 65_535],
+        warp: 32,
+        integrated: false,
+    })
+}
+
 /// The device that the options select, with the limits of the options.
 pub(crate) fn choose(
     options: &CudaOptions,

@@ -24,6 +24,6 @@ mod profile;
 mod record;
 pub mod source;
 
-pub use caps::{CudaInfo, CudaOptions, LimitOverrides, Progress, enumerate};
+pub use caps::{CudaInfo, CudaOptions, LimitOverrides, Progress, documented_caps, enumerate};
 pub use device::CudaDevice;
-pub use modules::check;
+pub use modules::{check, compiler};

@@ -465,6 +465,14 @@ fn architectures() -> Result<Vec<u32>, String> {
     })
 }
 
+/// The compiler and its version: `NVRTC 12.9`.
+///
+/// # Errors
+/// One line that says why there is none.
+pub fn compiler() -> Result<String, String> {
+    nvrtc_version().map(|(major, minor)| format!("NVRTC {major}.{minor}"))
+}
+
 /// Compiles the embedded kernel of a launch for a compute capability, without a device. Returns the cubin (PTX for
 /// capabilities that the compiler does not know yet).
 ///

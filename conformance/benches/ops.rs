@@ -1,7 +1,7 @@
 //! Criterion over the cases tagged `bench`: from submission to finish.
 //!
 //! Under each case stand GB/s and GFLOP/s of the op's cost in the fastest sample, and their share of what the device
-//! was measured to reach. `GEMEL_DEVICE` selects the device (default `wgpu`). `gemel-conformance bench` prints the
+//! was measured to reach. `GEMEL_DEVICE` selects the device (default `wgpu`); on `cuda` times are those of its events. `gemel-conformance bench` prints the
 //! device's own timestamps for the same cases.
 #![allow(clippy::print_stdout, reason = "a benchmark prints its figures")]
 
@@ -34,11 +34,7 @@ fn ops(criterion: &mut Criterion) {
             return;
         }
     };
-    println!(
-        "limits: {:.1} GB/s read, {:.1} GFLOP/s of f32 multiply-adds",
-        peak.bytes_per_s / 1e9,
-        peak.flops_per_s / 1e9
-    );
+    println!("{peak}");
     for (op, table) in cases::TABLES {
         let mut group = criterion.benchmark_group(*op);
         group.sample_size(10);
@@ -79,7 +75,7 @@ fn ops(criterion: &mut Criterion) {
                     "    {:.2} GB/s, {:.2} GFLOP/s, {:.1} % of peak",
                     recorded.cost.bytes as f64 / seconds / 1e9,
                     recorded.cost.flops as f64 / seconds / 1e9,
-                    100.0 * peak.share(recorded.cost, seconds)
+                    100.0 * peak.share(case.op.roof(), recorded.cost, seconds)
                 );
             }
         }

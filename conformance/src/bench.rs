@@ -6,11 +6,50 @@ use gemel_core::Device;
 use gemel_core::device::{Recording, submit};
 use gemel_core::error::DeviceError;
 
-/// How long one case is timed.
-pub const BUDGET: Duration = Duration::from_millis(300);
+use crate::run::Runner;
 
-/// Fewest and most samples.
-const SAMPLES: (usize, usize) = (5, 200);
+/// How long one case is timed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Effort {
+    /// Sampling ends after this time.
+    pub budget: Duration,
+    /// Fewest and most samples.
+    pub samples: (usize, usize),
+}
+
+impl Effort {
+    /// For figures that are to be believed.
+    pub const FULL: Self = Self {
+        budget: Duration::from_millis(300),
+        samples: (5, 200),
+    };
+
+    /// For tables of many figures.
+    pub const BRIEF: Self = Self {
+        budget: Duration::from_millis(30),
+        samples: (3, 50),
+    };
+
+    /// To see that it runs, on devices whose speed means nothing.
+    pub const SMOKE: Self = Self {
+        budget: Duration::ZERO,
+        samples: (1, 1),
+    };
+
+    /// What a runner's device deserves.
+    pub fn of(runner: &Runner) -> Self {
+        if is_emulated(&**runner.device()) {
+            Self::SMOKE
+        } else {
+            Self::FULL
+        }
+    }
+}
+
+/// Whether a device is the emulation of a GPU, whose times say nothing about one.
+pub fn is_emulated(device: &dyn Device) -> bool {
+    device.name().starts_with("cuda-emulated")
+}
 
 /// Times of one recording, in seconds.
 #[derive(Clone, Copy, Debug)]
@@ -38,14 +77,14 @@ fn median(mut samples: Vec<f64>) -> f64 {
     samples.get(samples.len() / 2).copied().unwrap_or(f64::NAN)
 }
 
-/// Replays a recording until the budget is used, after one replay that warms up.
+/// Replays a recording until the effort is spent, after one replay that warms up.
 ///
 /// # Errors
 /// What the device reports.
 pub fn time(
     device: &dyn Device,
     recording: &Recording,
-    budget: Duration,
+    effort: Effort,
 ) -> Result<Timing, DeviceError> {
     let once = || -> Result<f64, DeviceError> {
         let start = Instant::now();
@@ -53,10 +92,13 @@ pub fn time(
         device.finish(pending)?;
         Ok(start.elapsed().as_secs_f64())
     };
-    once()?;
+    if effort != Effort::SMOKE {
+        once()?;
+    }
     let start = Instant::now();
+    let (least, most) = effort.samples;
     let (mut walls, mut devices) = (Vec::new(), Vec::new());
-    while walls.len() < SAMPLES.0 || (walls.len() < SAMPLES.1 && start.elapsed() < budget) {
+    while walls.len() < least || (walls.len() < most && start.elapsed() < effort.budget) {
         walls.push(once()?);
         if let Some(launches) = device.profile(recording)? {
             devices.push(launches.iter().sum::<u64>() as f64 / 1e9);
@@ -74,7 +116,6 @@ pub fn time(
 mod tests {
     use super::*;
     use crate::cases;
-    use crate::run::Runner;
 
     #[test]
     fn the_median_ignores_outliers() {
@@ -89,7 +130,7 @@ mod tests {
     fn a_recording_takes_time() {
         let runner = Runner::open("reference").unwrap();
         let recorded = runner.record(&cases::of("rms_norm")[0]).unwrap();
-        let timing = time(&**runner.device(), &recorded.recording, Duration::ZERO).unwrap();
+        let timing = time(&**runner.device(), &recorded.recording, Effort::SMOKE).unwrap();
         assert!(
             timing.wall_s > 0.0 && timing.device_s.is_none(),
             "{timing:?}"

@@ -13,6 +13,7 @@ use gemel_engine::forward::{Context, StepOutput, StepToken};
 use gemel_engine::gguf::GgufFile;
 use gemel_engine::kv_cache::{CacheConfig, SeqId};
 use gemel_engine::models;
+use gemel_engine::perplexity::log_prob;
 use gemel_engine::weights::Requests;
 use serde_json::Value;
 
@@ -20,6 +21,9 @@ use serde_json::Value;
 pub fn tiny_dir() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../engine/tests/golden/tiny")
 }
+
+/// Largest difference of logits that the description of the golden models allows.
+pub const TOLERANCE: f32 = 1e-3;
 
 /// A golden model: file, token sequences, logits.
 #[derive(Debug)]
@@ -159,6 +163,44 @@ impl Golden {
             .chunks(width)
             .map(<[f32]>::to_vec)
             .collect())
+    }
+
+    /// Logits of the prompt and its greedy continuation on a device, against the golden ones.
+    ///
+    /// # Errors
+    /// The model does not run, or has no such block.
+    pub fn check(&self, device: &Arc<dyn Device>, n_greedy: usize) -> Result<Verdict> {
+        let mut verdict = Verdict::default();
+        let block = ["ref64_prompt_all", "dequant_prompt_last8", "prompt_all"]
+            .into_iter()
+            .find(|block| self.has(block))
+            .with_context(|| format!("{}: no logits of a prompt", self.name))?;
+        let (prompt, expected) = (self.tokens("prompt")?, self.block(block)?);
+        let mut context = self.open(device, Setting::default())?;
+        let found = last_logits(&mut context, &prompt, expected.len())?;
+        let worst = max_difference(&found, &expected);
+        // The tolerance is on this side, so that a NaN is a problem.
+        if worst.is_nan() || worst > TOLERANCE {
+            verdict
+                .problems
+                .push(format!("logits of the prompt differ by {worst}"));
+        }
+        let (ids, margin) = self.greedy()?;
+        let ids = &ids[..n_greedy.min(ids.len())];
+        let found: Vec<u32> = greedy(&mut context, &prompt, ids.len())?
+            .iter()
+            .map(|greedy| greedy.id)
+            .collect();
+        verdict.n_tokens = found.len();
+        if found != ids {
+            let text = format!("greedy: {found:?} instead of {ids:?}");
+            if margin > f64::from(TOLERANCE) {
+                verdict.problems.push(text);
+            } else {
+                verdict.ties.push(text);
+            }
+        }
+        Ok(verdict)
     }
 
     /// The file.
@@ -416,6 +458,63 @@ impl Published {
             .collect()
     }
 
+    /// Log-probabilities after prompts and their greedy continuations on a device, against the published ones. `prompts`
+    /// empty: all; `n_greedy`: tokens of each continuation at most. Returns what is wrong, and near-ties (below 0.01 in
+    /// log-probability) that were taken the other way, where the comparison of a continuation ends.
+    ///
+    /// # Errors
+    /// The model does not run.
+    pub fn check(
+        &self,
+        device: &Arc<dyn Device>,
+        tolerance: f64,
+        prompts: &[&str],
+        n_greedy: usize,
+    ) -> Result<Verdict> {
+        let mut context = open_file(&self.file, device, Setting::default(), 2048)?;
+        let mut verdict = Verdict::default();
+        for prompt in self.prompts()? {
+            if !prompts.is_empty() && !prompts.contains(&prompt.name.as_str()) {
+                continue;
+            }
+            let row = last_logits(&mut context, &prompt.ids, 1)?
+                .pop()
+                .context("logits of the last token")?;
+            for &(id, expected) in &prompt.top20 {
+                let found = log_prob(&row, id as usize);
+                let difference = (found - expected).abs();
+                if difference.is_nan() || difference > tolerance {
+                    verdict.problems.push(format!(
+                        "{}: log-probability of {id} is {found} instead of {expected}",
+                        prompt.name
+                    ));
+                }
+            }
+            let n = n_greedy.min(prompt.greedy.len());
+            let found = greedy(&mut context, &prompt.ids, n)?;
+            verdict.n_tokens += found.len();
+            let golden = prompt.greedy.iter().zip(&prompt.gaps);
+            for (step, (found, (&id, &gap))) in found.iter().zip(golden).enumerate() {
+                if found.id == id {
+                    continue;
+                }
+                if gap < 0.01 {
+                    verdict.ties.push(format!(
+                        "{}: near-tie of {gap} at token {step} taken the other way",
+                        prompt.name
+                    ));
+                } else {
+                    verdict.problems.push(format!(
+                        "{}: token {step} is {} instead of {id}, which leads by {gap}",
+                        prompt.name, found.id
+                    ));
+                }
+                break;
+            }
+        }
+        Ok(verdict)
+    }
+
     /// Ids of the perplexity text, and the running perplexity after each chunk of 512.
     ///
     /// # Errors
@@ -432,6 +531,17 @@ impl Published {
                 .collect(),
         ))
     }
+}
+
+/// What the comparison with a published model's figures found.
+#[derive(Clone, Debug, Default)]
+pub struct Verdict {
+    /// Greedy tokens that were computed.
+    pub n_tokens: usize,
+    /// What is wrong.
+    pub problems: Vec<String>,
+    /// Near-ties taken the other way, which is not wrong.
+    pub ties: Vec<String>,
 }
 
 /// One greedy step: the chosen id, and how far its logit is above the runner-up's.

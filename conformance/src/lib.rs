@@ -19,7 +19,10 @@
 pub mod bench;
 pub mod bisect;
 pub mod cases;
+pub mod cliffs;
 pub mod compare;
+pub mod compile;
+pub mod cubin;
 pub mod fill;
 pub mod golden;
 pub mod peak;
@@ -28,3 +31,4 @@ pub mod prepare;
 pub mod report;
 pub mod run;
 pub mod support;
+pub mod targets;

@@ -10,10 +10,13 @@ use std::time::Instant;
 
 use anyhow::{Context as _, Result, bail};
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use gemel_conformance::bench::Effort;
 use gemel_conformance::cases::{self, Case, Tag};
 use gemel_conformance::report::{self, Format, Header, Outcome, Status};
 use gemel_conformance::run::{self, Event, Options, Runner, kernel_name, least_caps};
-use gemel_conformance::{bench, bisect, golden, peak, support};
+use gemel_conformance::targets::{TARGETS, Target};
+use gemel_conformance::{bench, bisect, cliffs, compile, golden, peak, support};
+use gemel_core::DType;
 use gemel_core::op::DeviceClass;
 use gemel_engine::blocks::{Head, StepShape, len_bucket};
 use gemel_engine::forward::StepToken;
@@ -35,12 +38,18 @@ enum Command {
     Test(Test),
     /// Time the cases tagged `bench` on a device.
     Bench(Bench),
+    /// Time a matrix product of 1, 2, 3, .. tokens: one token more should never cost half as much again.
+    Cliffs(Cliffs),
+    /// Run models whose tokens and logits an independent engine has published, and compare.
+    Golden(GoldenModels),
     /// Print the support table.
     Support {
         /// Write to this file.
         #[arg(short, long)]
         output: Option<PathBuf>,
     },
+    /// Compile CUDA kernels without a GPU and report registers, memory and occupancy; fails unless all is well.
+    Compile(Compile),
     /// Find the first step of a model's plans where device and reference differ, each given the device's own inputs.
     Bisect(Bisect),
     /// Print the complete source of every launch of the selected cases.
@@ -119,6 +128,52 @@ struct Bench {
     selection: Selection,
     #[command(flatten)]
     on: On,
+}
+
+#[derive(Debug, Args)]
+struct Cliffs {
+    /// Types of the weight, separated by commas.
+    #[arg(long, value_delimiter = ',', value_parser = parse_weight_type, default_value = "q4_k,q8_0,f16")]
+    types: Vec<DType>,
+    /// Rows and columns of the weight.
+    #[arg(long, value_parser = parse_shape, default_value = "4096x4096")]
+    shape: (usize, usize),
+    /// The longest step.
+    #[arg(long, default_value_t = 128, value_parser = clap::value_parser!(u16).range(1..=4096))]
+    tokens: u16,
+    #[command(flatten)]
+    on: On,
+}
+
+#[derive(Debug, Args)]
+struct GoldenModels {
+    /// `smollm2`, `gemma3` (scripts/fetch-models.sh), or names of tiny models in engine/tests/golden/tiny.
+    #[arg(default_value = "smollm2")]
+    models: Vec<String>,
+    /// Tokens of each greedy continuation at most.
+    #[arg(long, default_value_t = 48)]
+    tokens: usize,
+    #[command(flatten)]
+    on: On,
+}
+
+#[derive(Debug, Args)]
+struct Compile {
+    /// Only these ops, separated by commas.
+    #[arg(long, value_delimiter = ',')]
+    op: Vec<String>,
+    /// Only these architectures, separated by commas: `sm_90`.
+    #[arg(long, value_delimiter = ',', value_parser = parse_target)]
+    arch: Vec<Target>,
+    /// The kernels of every case, not only of the quick cases and the benchmarks' shapes.
+    #[arg(long)]
+    all: bool,
+    /// Write the report to this file.
+    #[arg(short, long, conflicts_with = "check")]
+    output: Option<PathBuf>,
+    /// Fail unless this file holds the report.
+    #[arg(long)]
+    check: Option<PathBuf>,
 }
 
 #[derive(Debug, Args)]
@@ -206,6 +261,28 @@ fn parse_shard(text: &str) -> Result<(usize, usize), String> {
     }
 }
 
+fn parse_weight_type(text: &str) -> Result<DType, String> {
+    gemel_core::dtype::WEIGHT_TYPES
+        .iter()
+        .copied()
+        .find(|dtype| dtype.name() == text)
+        .ok_or_else(|| format!("`{text}` is no type of weights"))
+}
+
+fn parse_shape(text: &str) -> Result<(usize, usize), String> {
+    text.split_once('x')
+        .and_then(|(rows, columns)| Some((rows.parse().ok()?, columns.parse().ok()?)))
+        .filter(|&(rows, columns): &(usize, usize)| rows > 0 && columns > 0)
+        .ok_or_else(|| format!("`{text}` is not ROWSxCOLUMNS"))
+}
+
+fn parse_target(text: &str) -> Result<Target, String> {
+    Target::named(text).ok_or_else(|| {
+        let known: Vec<String> = TARGETS.iter().map(ToString::to_string).collect();
+        format!("there are {}", known.join(", "))
+    })
+}
+
 impl Selection {
     /// The selected cases. Benchmarks are left out unless asked for by tag or id.
     fn cases(&self) -> Result<Vec<Case>> {
@@ -267,6 +344,9 @@ fn main() -> ExitCode {
         Command::List(selection) => list(&selection),
         Command::Test(args) => test(&args),
         Command::Bench(args) => bench(&args),
+        Command::Cliffs(args) => cliffs(&args),
+        Command::Golden(args) => golden(&args),
+        Command::Compile(args) => compile(&args),
         Command::Bisect(args) => bisect(&args),
         Command::Support { output } => write_support(output),
         Command::Source { selection, class } => source(&selection, class.into()),
@@ -463,18 +543,18 @@ fn bench(args: &Bench) -> Result<bool> {
     .context("opening the device")?;
     println!("{}", runner.device().description());
     let peak = peak::measure(&runner).context("measuring the device's limits")?;
-    println!(
-        "limits: {:.1} GB/s read, {:.1} GFLOP/s of f32 multiply-adds\n",
-        peak.bytes_per_s / 1e9,
-        peak.flops_per_s / 1e9
-    );
+    let effort = Effort::of(&runner);
+    println!("{peak}\n");
+    if effort == Effort::SMOKE {
+        println!("This device is emulated: its times say nothing about a GPU.\n");
+    }
     println!(
         "{:<64} {:>11} {:>11} {:>8} {:>8} {:>7}",
         "case", "device us", "wall us", "GB/s", "GFLOP/s", "of peak"
     );
     for case in cases {
         let recorded = runner.record(&case).with_context(|| case.id.clone())?;
-        let timing = bench::time(&**runner.device(), &recorded.recording, bench::BUDGET)
+        let timing = bench::time(&**runner.device(), &recorded.recording, effort)
             .with_context(|| case.id.clone())?;
         let seconds = timing.best_s();
         let cost = recorded.cost;
@@ -485,10 +565,146 @@ fn bench(args: &Bench) -> Result<bool> {
             timing.wall_s * 1e6,
             cost.bytes as f64 / seconds / 1e9,
             cost.flops as f64 / seconds / 1e9,
-            100.0 * peak.share(cost, seconds)
+            100.0 * peak.share(case.op.roof(), cost, seconds)
         );
     }
     Ok(true)
+}
+
+fn cliffs(args: &Cliffs) -> Result<bool> {
+    let runner = Runner::with(Options {
+        sources: peak::sources(),
+        ..args.on.options()
+    })
+    .context("opening the device")?;
+    println!("{}", runner.device().description());
+    let peak = peak::measure(&runner).context("measuring the device's limits")?;
+    println!("{peak}");
+    let effort = match Effort::of(&runner) {
+        Effort::SMOKE => Effort::SMOKE,
+        _ => Effort::BRIEF,
+    };
+    for &dtype in &args.types {
+        let (d_out, d_in) = args.shape;
+        if d_in % dtype.block_elems() != 0 {
+            bail!(
+                "rows of {d_in} columns are no whole blocks of {dtype}, which have {}",
+                dtype.block_elems()
+            );
+        }
+        let product = cliffs::Product {
+            dtype,
+            d_out,
+            d_in,
+            max_tokens: usize::from(args.tokens),
+        };
+        let points = cliffs::measure(&runner, &peak, product, effort)
+            .with_context(|| format!("{dtype} {d_out} x {d_in}"))?;
+        println!(
+            "\n{dtype} {d_out} x {d_in}\n{:>7} {:>10} {:>10} {:>8}",
+            "tokens", "us", "us/token", "of peak"
+        );
+        for point in &points {
+            println!(
+                "{:>7} {:>10.1} {:>10.2} {:>7.1}%",
+                point.n_tokens,
+                point.seconds * 1e6,
+                point.seconds * 1e6 / point.n_tokens as f64,
+                100.0 * point.share
+            );
+        }
+        for (n_tokens, ratio) in cliffs::cliffs(&points, cliffs::CLIFF) {
+            println!(
+                "a cliff: {n_tokens} tokens take {ratio:.2} times as long as {}",
+                n_tokens - 1
+            );
+        }
+    }
+    Ok(true)
+}
+
+fn golden(args: &GoldenModels) -> Result<bool> {
+    let device = run::open(&args.on.options()).context("opening the device")?;
+    println!("{}", device.description());
+    let mut good = true;
+    for name in &args.models {
+        let start = Instant::now();
+        let published = match name.as_str() {
+            "smollm2" => Some((golden::Published::smollm2()?, 0.005)),
+            // Its golden engine looks GELU up in a table of f16 values.
+            "gemma3" => Some((golden::Published::gemma3()?, 0.01)),
+            _ => None,
+        };
+        let verdict = match published {
+            Some((model, tolerance)) => model.check(&device, tolerance, &[], args.tokens)?,
+            None => golden::Golden::tiny(name)?.check(&device, args.tokens)?,
+        };
+        for line in verdict.ties.iter().chain(&verdict.problems) {
+            println!("{name}: {line}");
+        }
+        println!(
+            "{name}: {} greedy tokens and the logits before them, {} problems, {:.1} s",
+            verdict.n_tokens,
+            verdict.problems.len(),
+            start.elapsed().as_secs_f64()
+        );
+        good &= verdict.problems.is_empty() && verdict.n_tokens > 0;
+    }
+    Ok(good)
+}
+
+fn compile(args: &Compile) -> Result<bool> {
+    for op in &args.op {
+        if !cases::TABLES.iter().any(|(name, _)| name == op) {
+            bail!("there is no op `{op}`");
+        }
+    }
+    let start = Instant::now();
+    let compiler = compile::compiler().context("looking for the kernel compiler")?;
+    let targets = if args.arch.is_empty() {
+        &TARGETS[..]
+    } else {
+        &args.arch
+    };
+    let extent = if args.all {
+        compile::Extent::All
+    } else {
+        compile::Extent::Subset
+    };
+    let jobs = compile::jobs(targets, extent, &args.op).map_err(anyhow::Error::msg)?;
+    let n = jobs.len();
+    let (kernels, failures) = compile::compile(jobs, &|done| {
+        if done.is_multiple_of(50) {
+            eprintln!("{:7.1} s  {done} of {n}", start.elapsed().as_secs_f64());
+        }
+    });
+    let mut faults: Vec<String> = failures;
+    faults.extend(kernels.iter().filter_map(compile::Kernel::fault));
+    let text = compile::document(&compiler, targets, &kernels);
+    if let Some(path) = &args.output {
+        fs::write(path, text).with_context(|| format!("writing {}", path.display()))?;
+    } else if let Some(path) = &args.check {
+        let old =
+            fs::read_to_string(path).with_context(|| format!("reading {}", path.display()))?;
+        if old != text {
+            faults.push(format!(
+                "{} is stale: run `gemel-conformance compile -o {0}` with {compiler}",
+                path.display()
+            ));
+        }
+    } else {
+        print!("{text}");
+    }
+    for fault in &faults {
+        eprintln!("{fault}");
+    }
+    eprintln!(
+        "{n} kernels for {} architectures in {:.1} s, {} faults",
+        targets.len(),
+        start.elapsed().as_secs_f64(),
+        faults.len()
+    );
+    Ok(faults.is_empty())
 }
 
 fn bisect(args: &Bisect) -> Result<bool> {

@@ -3,11 +3,12 @@
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
-use gemel_core::op::{DeviceClass, Operands, Tolerance};
+use gemel_core::op::{DeviceClass, Launch, Operands, Tolerance};
 use gemel_core::{TensorDesc, ops};
 
 use crate::cases::{self, Case, Tag};
-use crate::run::least_caps;
+use crate::run::{kernel_name, least_caps};
+use crate::targets::TARGETS;
 
 /// One row.
 #[derive(Clone, Debug, Default)]
@@ -15,6 +16,8 @@ struct Row {
     cases: usize,
     /// Cases that have launches for adapters with the least limits, as software and as a discrete GPU.
     wgpu: usize,
+    /// Cases that have launches for the oldest and the newest architecture, of entries that the op's kernel has.
+    cuda: usize,
     tolerance: Option<Tolerance>,
 }
 
@@ -37,6 +40,33 @@ fn tolerance(case: &Case) -> Option<Tolerance> {
     }))
 }
 
+/// Kernels that were looked up, by whether they exist.
+#[derive(Debug, Default)]
+struct Kernels(BTreeMap<String, bool>);
+
+impl Kernels {
+    /// Whether CUDA can be asked to run a case.
+    fn accept(&mut self, case: &Case) -> bool {
+        let (oldest, newest) = (TARGETS[0], TARGETS[TARGETS.len() - 1]);
+        [oldest, newest].into_iter().all(|target| {
+            case.launches(&target.caps()).is_ok_and(|launches| {
+                launches
+                    .list
+                    .iter()
+                    .all(|launch| self.exists(case.op.name(), launch))
+            })
+        })
+    }
+
+    fn exists(&mut self, op: &'static str, launch: &Launch) -> bool {
+        let name = kernel_name(op, launch);
+        *self.0.entry(name).or_insert_with(|| {
+            gemel_cuda::source::assemble(op, launch)
+                .is_ok_and(|source| source.text.contains(&format!("KERNEL {}(", launch.entry)))
+        })
+    }
+}
+
 fn wider(a: Option<Tolerance>, b: Option<Tolerance>) -> Option<Tolerance> {
     match (a, b) {
         (Some(a), Some(b)) => Some(Tolerance {
@@ -53,10 +83,12 @@ pub fn table() -> String {
     let mut out = String::from(
         "# Ops\n\n\
          Generated from the case tables by `gemel-conformance support -o docs/ops.md`; do not edit.\n\n\
-         A cell of a backend is the number of cases that its kernels accept within WebGPU's least limits, whatever the kind of device.\n\
+         A cell of `wgpu` is the number of cases that its shaders accept within WebGPU's least limits, whatever the kind of device; software drivers run them in CI.\n\
+         A cell of `cuda` is the number of cases that its kernels accept from compute capability 7.5 on. No CI has such a GPU: the backend's own code runs them on an emulated device (`gemel-conformance test --device cuda-emulated`), NVRTC compiles them (`docs/kernels.md`), and `scripts/gpu-check.sh` runs them where there is one.\n\
          All of them must pass: `|z - y| <= tau * m + alpha` for each element, where `m` is the magnitude of its terms, and the squared error of each row of 32 or more elements over its squared reference at most `nmse`.\n\
          `tau` is given in units of f32 roundoff, 2^-24; the widest of the row's cases counts.\n",
     );
+    let mut kernels = Kernels::default();
     for &(op, table) in cases::TABLES {
         let mut rows: BTreeMap<String, Row> = BTreeMap::new();
         for case in table().iter().filter(|case| !case.has(Tag::Bench)) {
@@ -66,13 +98,14 @@ pub fn table() -> String {
                 .iter()
                 .all(|&class| case.launches(&least_caps(class)).is_ok());
             row.wgpu += usize::from(accepted);
+            row.cuda += usize::from(kernels.accept(case));
             row.tolerance = wider(row.tolerance, tolerance(case));
         }
         let total: usize = rows.values().map(|row| row.cases).sum();
         // Writing to a string cannot fail.
         let _ = writeln!(
             out,
-            "\n## {op}\n\n{total} cases.\n\n| variant | reference | wgpu | tau | alpha | nmse |\n|---|---|---|---|---|---|"
+            "\n## {op}\n\n{total} cases.\n\n| variant | reference | wgpu | cuda | tau | alpha | nmse |\n|---|---|---|---|---|---|---|"
         );
         for (variant, row) in rows {
             let figures = match row.tolerance {
@@ -87,8 +120,8 @@ pub fn table() -> String {
             };
             let _ = writeln!(
                 out,
-                "| {variant} | {} | {} | {figures} |",
-                row.cases, row.wgpu
+                "| {variant} | {} | {} | {} | {figures} |",
+                row.cases, row.wgpu, row.cuda
             );
         }
     }

@@ -1,72 +1,98 @@
-//! Every CUDA kernel compiles with NVRTC, without a GPU, in the specialisations of the quick cases.
+//! CUDA kernels compile with NVRTC, without a GPU: the first of every entry for every architecture. The command-line tool
+//! compiles more of them and reports what they take (`gemel-conformance compile`).
 //!
 //! Needs NVRTC (`scripts/setup-nvrtc.sh`, or its path in `$GEMEL_NVRTC`); says so and passes where there is none.
 
+#![allow(clippy::unwrap_used, reason = "a test may fail")]
+
 use std::collections::BTreeSet;
-use std::path::Path;
+use std::process::Command;
 
-use gemel_conformance::cases::{self, Tag};
-use gemel_core::device::reference_caps;
-use gemel_core::error::DeviceError;
-use gemel_core::op::{Caps, DeviceClass, Launch};
-use rayon::prelude::*;
+use gemel_conformance::compile::{self, Extent, Job};
+use gemel_conformance::cubin;
+use gemel_conformance::targets::TARGETS;
+use gemel_core::ops;
 
-/// Oldest and newest architecture of each kind: all specialisations compile for the first, one of each entry for all.
-const ARCHITECTURES: [(u32, u32); 6] = [(8, 0), (7, 5), (8, 6), (8, 9), (9, 0), (12, 0)];
-
-/// One launch of each specialisation, with whether it is the first of its entry.
-fn launches() -> Vec<(&'static str, Launch, bool)> {
-    let caps = Caps {
-        class: DeviceClass::Discrete,
-        warp: Some(32),
-        max_shared_bytes: 99 << 10,
-        tensor_cores: true,
-        ..reference_caps()
-    };
-    let kernels = Path::new(env!("CARGO_MANIFEST_DIR")).join("../kernels");
-    let (mut known, mut entries) = (BTreeSet::new(), BTreeSet::new());
-    let mut list = Vec::new();
-    for case in cases::all().into_iter().filter(|case| case.has(Tag::Quick)) {
-        let op = case.op.name();
-        if !kernels.join(format!("{op}.cu")).exists() {
-            continue;
-        }
-        let made = case
-            .launches(&caps)
-            .unwrap_or_else(|error| panic!("{case:?}: {error}"));
-        for launch in made.list {
-            if known.insert((op, launch.entry, format!("{:?}", launch.spec))) {
-                let first = entries.insert((op, launch.entry));
-                list.push((op, launch, first));
-            }
-        }
-    }
-    list
+/// The first kernel of each entry for each architecture.
+fn jobs() -> Vec<Job> {
+    let mut known = BTreeSet::new();
+    let mut jobs = compile::jobs(&TARGETS, Extent::Subset, &[]).unwrap();
+    jobs.retain(|job| known.insert((job.target, job.op, job.launch.entry)));
+    jobs
 }
 
 #[test]
-fn every_kernel_compiles_for_every_architecture() {
-    let launches = launches();
-    let (op, launch, _) = &launches[0];
-    if let Err(DeviceError::NotFound { available, .. }) =
-        gemel_cuda::check(op, launch, ARCHITECTURES[0])
-    {
-        println!("left out: {available}");
+fn every_entry_is_compiled_for_every_architecture() {
+    let jobs = jobs();
+    for target in TARGETS {
+        let compiled: BTreeSet<&str> = (jobs.iter())
+            .filter(|job| job.target == target)
+            .map(|job| job.op)
+            .collect();
+        for op in ops::NAMES {
+            assert!(compiled.contains(op), "{op} for {target}");
+        }
+    }
+}
+
+#[test]
+fn kernels_compile() {
+    if let Err(error) = compile::compiler() {
+        println!("left out: {error}");
         return;
     }
-    launches.par_iter().for_each(|(op, launch, first)| {
-        let targets = if *first {
-            &ARCHITECTURES[..]
-        } else {
-            &ARCHITECTURES[..1]
-        };
-        for &compute in targets {
-            if let Err(error) = gemel_cuda::check(op, launch, compute) {
-                panic!(
-                    "{op}/{} {:?} for {compute:?}: {error}",
-                    launch.entry, launch.spec
-                );
-            }
+    let (kernels, failures) = compile::compile(jobs(), &|_| {});
+    assert!(failures.is_empty(), "{failures:#?}");
+    for kernel in kernels {
+        assert!(
+            kernel.resources.registers > 0 && kernel.occupancy.blocks > 0,
+            "{kernel:?}"
+        );
+    }
+}
+
+/// Our reader of cubins against NVIDIA's (`scripts/setup-nvrtc.sh cuobjdump`, or its path in `$GEMEL_CUOBJDUMP`).
+#[test]
+fn cubins_say_what_cuobjdump_says() {
+    let tool = std::env::var_os("GEMEL_CUOBJDUMP").filter(|path| !path.is_empty());
+    let (Some(tool), Ok(_)) = (tool, compile::compiler()) else {
+        println!("left out: $GEMEL_CUOBJDUMP or NVRTC is missing");
+        return;
+    };
+    let file = std::env::temp_dir().join(format!("gemel-{}.cubin", std::process::id()));
+    for target in TARGETS {
+        for job in compile::jobs(&[target], Extent::Subset, &["argmax".to_owned()]).unwrap() {
+            let image = gemel_cuda::check(job.op, &job.launch, target.compute).unwrap();
+            std::fs::write(&file, &image).unwrap();
+            let output = Command::new(&tool)
+                .arg("-res-usage")
+                .arg(&file)
+                .output()
+                .unwrap();
+            let text = String::from_utf8_lossy(&output.stdout).into_owned();
+            let usage = text
+                .split(&format!("Function {}:", job.launch.entry))
+                .nth(1)
+                .unwrap_or_else(|| panic!("{} in {text}", job.launch.entry));
+            let figure = |name: &str| -> u32 {
+                let rest = usage.split(name).nth(1).unwrap_or_default();
+                let digits: String = rest.chars().take_while(char::is_ascii_digit).collect();
+                digits
+                    .parse()
+                    .unwrap_or_else(|_| panic!("{name} in {usage}"))
+            };
+            let ours = cubin::resources(&image, job.launch.entry, target.compute).unwrap();
+            // From 9.0 on the tool counts what the system keeps.
+            let reserved = if target.compute.0 >= 9 { 1024 } else { 0 };
+            assert_eq!(ours.registers, figure("REG:"), "registers, {target}");
+            assert_eq!(ours.local_bytes, figure("STACK:"), "stack, {target}");
+            assert!(ours.shared_bytes > 0, "argmax has shared memory");
+            assert_eq!(
+                ours.shared_bytes + reserved,
+                figure("SHARED:"),
+                "shared memory, {target}"
+            );
         }
-    });
+    }
+    let _ = std::fs::remove_file(&file);
 }

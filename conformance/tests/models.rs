@@ -8,7 +8,8 @@ use std::cell::RefCell;
 use std::sync::Arc;
 
 use gemel_conformance::golden::{
-    Golden, Published, Setting, greedy, interleaved_logits, last_logits, max_difference, open_file,
+    Golden, Published, Setting, TOLERANCE, greedy, interleaved_logits, last_logits, max_difference,
+    open_file,
 };
 use gemel_core::op::DeviceClass;
 use gemel_core::reference::ReferenceDevice;
@@ -34,9 +35,6 @@ fn devices() -> Vec<Arc<dyn Device>> {
     }
     devices
 }
-
-/// Largest difference of logits that the description of the golden models allows.
-const TOLERANCE: f32 = 1e-3;
 
 /// Logits of a prompt in several micro-batches, of a long prompt, of two and four sequences in one step, and the
 /// greedy continuation.
@@ -214,10 +212,7 @@ fn full() -> bool {
     std::env::var_os("GEMEL_TEST_FULL").is_some()
 }
 
-/// Log-probabilities after a prompt and the greedy continuation of a published model.
-///
-/// Where the greedy path leaves the golden one at a near-tie (below 0.01 in log-probability), that is printed and
-/// the comparison ends there.
+/// Log-probabilities after prompts and the greedy continuations of a published model.
 fn check_published(
     model: &Published,
     device: &Arc<dyn Device>,
@@ -225,48 +220,21 @@ fn check_published(
     prompts: &[&str],
     n_greedy: usize,
 ) {
-    let mut context = open_file(&model.file, device, Setting::default(), 2048).unwrap();
-    for prompt in model.prompts().unwrap() {
-        if !full() && !prompts.contains(&prompt.name.as_str()) {
-            continue;
-        }
-        let row = last_logits(&mut context, &prompt.ids, 1).unwrap().remove(0);
-        for &(id, expected) in &prompt.top20 {
-            let found = log_prob(&row, id as usize);
-            assert!(
-                (found - expected).abs() <= tolerance,
-                "{} on {}: log-probability of {id} is {found} instead of {expected}",
-                prompt.name,
-                device.name()
-            );
-        }
-        let n = if full() {
-            prompt.greedy.len()
-        } else {
-            n_greedy.min(prompt.greedy.len())
-        };
-        let found = greedy(&mut context, &prompt.ids, n).unwrap();
-        for (step, (found, (&id, &gap))) in found
-            .iter()
-            .zip(prompt.greedy.iter().zip(&prompt.gaps))
-            .enumerate()
-        {
-            if found.id != id {
-                assert!(
-                    gap < 0.01,
-                    "{} on {}: token {step} is {} instead of {id}, which leads by {gap}",
-                    prompt.name,
-                    device.name(),
-                    found.id
-                );
-                println!(
-                    "{}: near-tie of {gap} at token {step} taken the other way",
-                    prompt.name
-                );
-                break;
-            }
-        }
+    let verdict = if full() {
+        model.check(device, tolerance, &[], usize::MAX)
+    } else {
+        model.check(device, tolerance, prompts, n_greedy)
     }
+    .unwrap();
+    for tie in &verdict.ties {
+        println!("{tie}");
+    }
+    assert!(
+        verdict.n_tokens > 0 && verdict.problems.is_empty(),
+        "on {}: {:#?}",
+        device.name(),
+        verdict.problems
+    );
 }
 
 #[test]

@@ -53,6 +53,17 @@ pub trait Op: fmt::Debug + fmt::Display + Send + Sync {
     /// How the op behaves when its operands are split over devices.
     fn sharding(&self) -> Sharding;
 
+    /// What bounds the op's arithmetic at best.
+    fn roof(&self) -> Roof {
+        Roof::Vector
+    }
+
+    /// Whether a model spends much of its time in this op: its kernels must keep everything that a thread owns in
+    /// registers. What matrix units can do is.
+    fn is_hot(&self) -> bool {
+        self.roof() != Roof::Vector
+    }
+
     /// Computes the op in plain loops with f64 accumulation.
     fn reference(&self, args: &mut RefArgs<'_>);
 
@@ -384,6 +395,17 @@ impl std::ops::Add for Cost {
             flops: self.flops + other.flops,
         }
     }
+}
+
+/// The fastest units of a device that can do an op's arithmetic.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Roof {
+    /// f32 multiply-adds, a thread on its own.
+    Vector,
+    /// Products of matrices of 16-bit floats.
+    Matrix,
+    /// Products of matrices of bytes.
+    ByteMatrix,
 }
 
 /// How far a device may be from the reference.

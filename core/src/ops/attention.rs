@@ -29,7 +29,7 @@ use crate::dtype::DType;
 use crate::error::{OpError, bad_operand};
 use crate::format::cache_row::CacheRow;
 use crate::op::{
-    Binding, Caps, Cost, DeviceClass, Launch, Launches, Op, Operands, Params, Sharding, Spec,
+    Binding, Caps, Cost, DeviceClass, Launch, Launches, Op, Operands, Params, Roof, Sharding, Spec,
     Tolerance, fold_grid,
 };
 use crate::reference::{self, RefArgs};
@@ -234,6 +234,10 @@ impl Op for Attention {
 
     fn sharding(&self) -> Sharding {
         Sharding::Heads
+    }
+
+    fn roof(&self) -> Roof {
+        Roof::Matrix
     }
 
     fn reference(&self, args: &mut RefArgs<'_>) {

@@ -18,7 +18,7 @@ use crate::dtype::{DType, WEIGHT_TYPES};
 use crate::error::{OpError, bad_operand};
 use crate::format;
 use crate::op::{
-    Binding, Caps, Cost, DeviceClass, Launch, Launches, Op, Operands, Params, Sharding, Spec,
+    Binding, Caps, Cost, DeviceClass, Launch, Launches, Op, Operands, Params, Roof, Sharding, Spec,
     Table, Tolerance, fold_grid,
 };
 use crate::reference::{self, RefArgs};
@@ -109,6 +109,10 @@ impl Op for Matmul {
 
     fn sharding(&self) -> Sharding {
         Sharding::Matmul
+    }
+
+    fn roof(&self) -> Roof {
+        Roof::Matrix
     }
 
     fn reference(&self, args: &mut RefArgs<'_>) {

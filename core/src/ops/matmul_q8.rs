@@ -19,7 +19,9 @@ use super::matmul::{Geometry, Product, display, expect_weight, product_cost, pro
 use super::{expect_f32, expect_type, expect_vector};
 use crate::dtype::DType;
 use crate::error::{OpError, bad_operand};
-use crate::op::{Caps, Cost, DeviceClass, Launches, Op, Operands, Params, Sharding, Tolerance};
+use crate::op::{
+    Caps, Cost, DeviceClass, Launches, Op, Operands, Params, Roof, Sharding, Tolerance,
+};
 use crate::reference::{self, RefArgs};
 use crate::tensor::TensorDesc;
 
@@ -143,6 +145,10 @@ impl Op for MatmulQ8 {
 
     fn sharding(&self) -> Sharding {
         Sharding::Matmul
+    }
+
+    fn roof(&self) -> Roof {
+        Roof::ByteMatrix
     }
 
     fn reference(&self, args: &mut RefArgs<'_>) {

@@ -1,0 +1,290 @@
+//! Compiles kernels for NVIDIA's architectures without a GPU, and reports what they take of a multiprocessor.
+//!
+//! What is compiled is what the case tables launch on a device with the documented capabilities of each architecture.
+//! A kernel that does not compile, that no multiprocessor can hold, or that keeps values of a hot op in local memory
+//! is a fault.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Write as _;
+
+use gemel_core::error::DeviceError;
+use gemel_core::op::{Caps, Const, Launch};
+use rayon::prelude::*;
+
+use crate::cases::{self, Case, Tag};
+use crate::cubin::{self, Resources};
+use crate::run::kernel_name;
+use crate::targets::{Bound, Occupancy, Target};
+
+/// Which kernels are compiled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Extent {
+    /// Those of the cases of `cargo test` and of the benchmarks' shapes, dealt out: every architecture gets the first
+    /// kernel of each entry, and each other kernel is compiled for one of them.
+    Subset,
+    /// Those of every case.
+    All,
+}
+
+impl Extent {
+    fn has(self, case: &Case) -> bool {
+        match self {
+            Self::Subset => case.has(Tag::Quick) || case.has(Tag::Bench),
+            Self::All => true,
+        }
+    }
+}
+
+/// A kernel to be compiled for one architecture.
+#[derive(Clone, Debug)]
+pub struct Job {
+    /// The architecture.
+    pub target: Target,
+    /// The op.
+    pub op: &'static str,
+    /// Whether it must not use local memory.
+    pub hot: bool,
+    /// A launch of the kernel.
+    pub launch: Launch,
+}
+
+/// A compiled kernel.
+#[derive(Clone, Debug)]
+pub struct Kernel {
+    /// What was compiled.
+    pub job: Job,
+    /// What it takes.
+    pub resources: Resources,
+    /// How many blocks a multiprocessor holds.
+    pub occupancy: Occupancy,
+}
+
+/// A number of a specialisation.
+fn constant(launch: &Launch, wanted: &str) -> Option<u32> {
+    launch
+        .spec
+        .consts
+        .iter()
+        .find_map(|(name, value)| match value {
+            Const::U32(value) if *name == wanted => Some(*value),
+            Const::U32(_) | Const::Bool(_) => None,
+        })
+}
+
+impl Job {
+    /// Threads of a block.
+    pub fn threads(&self) -> u32 {
+        constant(&self.launch, "THREADS").unwrap_or(1)
+    }
+
+    /// Dynamic shared memory of a block, in bytes.
+    pub fn dynamic_bytes(&self) -> u32 {
+        constant(&self.launch, "SHARED_BYTES").unwrap_or(0)
+    }
+
+    /// Compiles.
+    ///
+    /// # Errors
+    /// The compiler's words.
+    pub fn run(self) -> Result<Kernel, String> {
+        let compute = self.target.compute;
+        let name = || format!("{} for {}", kernel_name(self.op, &self.launch), self.target);
+        let image = gemel_cuda::check(self.op, &self.launch, compute)
+            .map_err(|error| format!("{}: {error}", name()))?;
+        let resources = cubin::resources(&image, self.launch.entry, compute)
+            .map_err(|error| format!("{}: {error}", name()))?;
+        let occupancy = self
+            .target
+            .occupancy(self.threads(), resources, self.dynamic_bytes());
+        Ok(Kernel {
+            job: self,
+            resources,
+            occupancy,
+        })
+    }
+}
+
+impl Kernel {
+    /// What must not be.
+    pub fn fault(&self) -> Option<String> {
+        let name = || {
+            format!(
+                "{} for {}",
+                kernel_name(self.job.op, &self.job.launch),
+                self.job.target
+            )
+        };
+        if self.occupancy.blocks == 0 {
+            return Some(format!(
+                "{}: a multiprocessor cannot hold one block, for its {}",
+                name(),
+                self.occupancy.bound.name()
+            ));
+        }
+        (self.job.hot && self.resources.local_bytes > 0).then(|| {
+            format!(
+                "{}: {} bytes of local memory a thread",
+                name(),
+                self.resources.local_bytes
+            )
+        })
+    }
+}
+
+/// The kernels of cases on these architectures, each once. `ops` empty: all.
+///
+/// # Errors
+/// A case without launches on an architecture.
+pub fn jobs(targets: &[Target], extent: Extent, ops: &[String]) -> Result<Vec<Job>, String> {
+    let cases: Vec<Case> = cases::TABLES
+        .iter()
+        .filter(|(op, _)| ops.is_empty() || ops.iter().any(|wanted| wanted == op))
+        .flat_map(|(_, table)| table())
+        .filter(|case| extent.has(case))
+        .collect();
+    let mut list = Vec::new();
+    for (turn, &target) in targets.iter().enumerate() {
+        let caps: Caps = target.caps();
+        let mut known = BTreeSet::new();
+        // Kernels of each entry so far.
+        let mut counts: BTreeMap<(&str, &str), usize> = BTreeMap::new();
+        for case in &cases {
+            let made = case
+                .launches(&caps)
+                .map_err(|error| format!("{case:?} on {target}: {error}"))?;
+            for launch in made.list {
+                let op = case.op.name();
+                if known.insert(kernel_name(op, &launch)) {
+                    let count = counts.entry((op, launch.entry)).or_default();
+                    *count += 1;
+                    let dealt = *count == 1 || *count % targets.len() == turn;
+                    if extent == Extent::Subset && !dealt {
+                        continue;
+                    }
+                    list.push(Job {
+                        target,
+                        op,
+                        hot: case.op.is_hot(),
+                        launch,
+                    });
+                }
+            }
+        }
+    }
+    Ok(list)
+}
+
+/// Whether kernels can be compiled here; if not, why.
+///
+/// # Errors
+/// One line.
+pub fn compiler() -> Result<String, DeviceError> {
+    gemel_cuda::compiler().map_err(|available| DeviceError::NotFound {
+        wanted: "nvrtc".to_owned(),
+        available,
+    })
+}
+
+/// Compiles on all cores: the kernels, and the words of the compiler on those that failed.
+pub fn compile(jobs: Vec<Job>, progress: &(dyn Fn(usize) + Sync)) -> (Vec<Kernel>, Vec<String>) {
+    let done = std::sync::atomic::AtomicUsize::new(0);
+    let results: Vec<_> = jobs
+        .into_par_iter()
+        .map(|job| {
+            let result = job.run();
+            progress(1 + done.fetch_add(1, std::sync::atomic::Ordering::Relaxed));
+            result
+        })
+        .collect();
+    let (mut kernels, mut failures) = (Vec::new(), Vec::new());
+    for result in results {
+        match result {
+            Ok(kernel) => kernels.push(kernel),
+            Err(failure) => failures.push(failure),
+        }
+    }
+    (kernels, failures)
+}
+
+/// Least and most of a figure.
+#[derive(Clone, Copy, Debug)]
+struct Range(u32, u32);
+
+impl Range {
+    fn of(figures: impl Iterator<Item = u32>) -> Self {
+        figures.fold(Self(u32::MAX, 0), |range, n| {
+            Self(range.0.min(n), range.1.max(n))
+        })
+    }
+}
+
+impl std::fmt::Display for Range {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        if self.0 == self.1 {
+            write!(f, "{}", self.0)
+        } else {
+            write!(f, "{} - {}", self.0, self.1)
+        }
+    }
+}
+
+/// One table an op: per entry and architecture the extremes over its kernels.
+pub fn table(kernels: &[Kernel]) -> String {
+    let mut out = String::new();
+    let ops: BTreeMap<&str, bool> = (kernels.iter())
+        .map(|kernel| (kernel.job.op, kernel.job.hot))
+        .collect();
+    for (op, _) in cases::TABLES.iter().filter(|(op, _)| ops.contains_key(op)) {
+        let mut rows: BTreeMap<(&str, Target), Vec<&Kernel>> = BTreeMap::new();
+        for kernel in kernels.iter().filter(|kernel| kernel.job.op == *op) {
+            let row = (kernel.job.launch.entry, kernel.job.target);
+            rows.entry(row).or_default().push(kernel);
+        }
+        let hot = if ops[op] { " (hot)" } else { "" };
+        // Writing to a string cannot fail.
+        let _ = writeln!(
+            out,
+            "\n## {op}{hot}\n\n| entry | target | kernels | threads | registers | shared | local | warps | of | bound by |\n\
+             |---|---|---|---|---|---|---|---|---|---|"
+        );
+        for ((entry, target), kernels) in rows {
+            let range = |figure: &dyn Fn(&Kernel) -> u32| {
+                Range::of(kernels.iter().map(|kernel| figure(kernel)))
+            };
+            let bounds: BTreeSet<_> = kernels
+                .iter()
+                .map(|kernel| kernel.occupancy.bound)
+                .collect();
+            let bounds: Vec<&str> = bounds.into_iter().map(Bound::name).collect();
+            let _ = writeln!(
+                out,
+                "| {entry} | {target} | {} | {} | {} | {} | {} | {} | {} | {} |",
+                kernels.len(),
+                range(&|kernel| kernel.job.threads()),
+                range(&|kernel| kernel.resources.registers),
+                range(&|kernel| kernel.resources.shared_bytes + kernel.job.dynamic_bytes()),
+                range(&|kernel| kernel.resources.local_bytes),
+                range(&|kernel| kernel.occupancy.warps),
+                target.max_warps,
+                bounds.join(", "),
+            );
+        }
+    }
+    out
+}
+
+/// The contents of `docs/kernels.md`.
+pub fn document(compiler: &str, targets: &[Target], kernels: &[Kernel]) -> String {
+    let names: Vec<String> = targets.iter().map(ToString::to_string).collect();
+    format!(
+        "# Kernels\n\n\
+         Generated by `gemel-conformance compile -o docs/kernels.md`; do not edit.\n\n\
+         What {compiler} makes of the kernels of the quick cases and of the benchmarks' shapes for {}: each architecture gets the first kernel of every entry point, the others are dealt out; `--all` compiles those of every case for all.\n\
+         No GPU is needed for it, and none has confirmed it.\n\n\
+         A row holds the least and the most over the kernels of one entry point: threads of a block, registers of a thread, bytes of shared memory of a block (static and dynamic), bytes of local memory of a thread.\n\
+         `warps` are those that a multiprocessor holds of at most `of`, by the documented limits of the architecture; `bound by` says what keeps it from holding more.\n\
+         An op that is hot must not use local memory: `gemel-conformance compile` fails if it does.\n{}",
+        names.join(", "),
+        table(kernels)
+    )
+}
