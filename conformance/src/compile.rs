@@ -9,6 +9,7 @@ use std::fmt::Write as _;
 
 use gemel_core::error::DeviceError;
 use gemel_core::op::{Caps, Const, Launch};
+use gemel_cuda::source::Library;
 use rayon::prelude::*;
 
 use crate::cases::{self, Case, Tag};
@@ -131,7 +132,13 @@ impl Kernel {
     }
 }
 
-/// The kernels of cases on these architectures, each once. `ops` empty: all.
+/// Whether an op has a kernel at all.
+pub fn has_kernel(op: &str) -> bool {
+    let file = format!("{op}.cu");
+    Library::embedded().files().any(|(name, _)| name == file)
+}
+
+/// The kernels of cases on these architectures, each once. `ops` empty: all that have any.
 ///
 /// # Errors
 /// A case without launches on an architecture.
@@ -139,6 +146,7 @@ pub fn jobs(targets: &[Target], extent: Extent, ops: &[String]) -> Result<Vec<Jo
     let cases: Vec<Case> = cases::TABLES
         .iter()
         .filter(|(op, _)| ops.is_empty() || ops.iter().any(|wanted| wanted == op))
+        .filter(|(op, _)| has_kernel(op))
         .flat_map(|(_, table)| table())
         .filter(|case| extent.has(case))
         .collect();

@@ -1,5 +1,5 @@
-//! CUDA kernels compile with NVRTC, without a GPU: the first of every entry for every architecture. The command-line tool
-//! compiles more of them and reports what they take (`gemel-conformance compile`).
+//! CUDA kernels compile with NVRTC, without a GPU: the first of every entry, for the oldest and the newest architecture.
+//! The command-line tool compiles more of them for all and reports what they take (`gemel-conformance compile`).
 //!
 //! Needs NVRTC (`scripts/setup-nvrtc.sh`, or its path in `$GEMEL_NVRTC`); says so and passes where there is none.
 
@@ -10,26 +10,26 @@ use std::process::Command;
 
 use gemel_conformance::compile::{self, Extent, Job};
 use gemel_conformance::cubin;
-use gemel_conformance::targets::TARGETS;
+use gemel_conformance::targets::{TARGETS, Target};
 use gemel_core::ops;
 
-/// The first kernel of each entry for each architecture.
-fn jobs() -> Vec<Job> {
+/// The first kernel of each entry for these architectures.
+fn jobs(targets: &[Target]) -> Vec<Job> {
     let mut known = BTreeSet::new();
-    let mut jobs = compile::jobs(&TARGETS, Extent::Subset, &[]).unwrap();
+    let mut jobs = compile::jobs(targets, Extent::Subset, &[]).unwrap();
     jobs.retain(|job| known.insert((job.target, job.op, job.launch.entry)));
     jobs
 }
 
 #[test]
 fn every_entry_is_compiled_for_every_architecture() {
-    let jobs = jobs();
+    let jobs = jobs(&TARGETS);
     for target in TARGETS {
         let compiled: BTreeSet<&str> = (jobs.iter())
             .filter(|job| job.target == target)
             .map(|job| job.op)
             .collect();
-        for op in ops::NAMES {
+        for op in ops::NAMES.iter().filter(|op| compile::has_kernel(op)) {
             assert!(compiled.contains(op), "{op} for {target}");
         }
     }
@@ -41,7 +41,8 @@ fn kernels_compile() {
         println!("left out: {error}");
         return;
     }
-    let (kernels, failures) = compile::compile(jobs(), &|_| {});
+    let ends = [TARGETS[0], TARGETS[TARGETS.len() - 1]];
+    let (kernels, failures) = compile::compile(jobs(&ends), &|_| {});
     assert!(failures.is_empty(), "{failures:#?}");
     for kernel in kernels {
         assert!(
