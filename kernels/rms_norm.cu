@@ -19,8 +19,9 @@ KERNEL rms_norm(const float* __restrict__ x, const float* __restrict__ w, float*
     float mean = group_sum(sum, thread, LANES) / float(p.n);
     // A row of zeros with eps = 0 stays zero.
     float scale = mean + p.eps > 0.0f ? 1.0f / sqrtf(mean + p.eps) : 0.0f;
+    const float* w_row = w + (row % p.n_groups) * p.n;
     float* y_row = y + (n > 0u ? size_t(row) * p.n : 0u);
     for (unsigned i = lane; i < n; i += LANES) {
-        y_row[i] = x_row[i] * scale * w[i];
+        y_row[i] = x_row[i] * scale * w_row[i];
     }
 }

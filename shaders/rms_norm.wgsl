@@ -28,7 +28,8 @@ fn rms_norm(
     let mean = group_sum(sum, thread, LANES) / f32(p.n);
     // A row of zeros with eps = 0 stays zero.
     let scale = select(0.0, inverseSqrt(mean + p.eps), mean + p.eps > 0.0);
+    let w_row = (row % p.n_groups) * p.n;
     for (var i = lane; i < n; i += LANES) {
-        y[row * p.n + i] = x[x_row + i] * scale * w[i];
+        y[row * p.n + i] = x[x_row + i] * scale * w[w_row + i];
     }
 }

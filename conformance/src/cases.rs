@@ -7,10 +7,15 @@ mod attention;
 mod copy_cast;
 mod gather_rows;
 mod glu;
+mod hc_combine;
+mod hc_combine_norm;
+mod hc_mix;
 mod kv_write;
 mod matmul;
 mod matmul_q8;
 mod mul;
+mod ngram_hash;
+mod ple_gate;
 mod quantize_q8;
 mod rms_norm;
 mod rope;
@@ -19,6 +24,7 @@ mod scatter_rows;
 mod softcap;
 mod softmax_stats;
 mod top_k_logits;
+mod unary;
 
 use std::fmt;
 use std::sync::Arc;
@@ -301,6 +307,7 @@ pub const TABLES: &[(&str, Table)] = &[
     (ops::mul::Mul::NAME, mul::cases),
     (ops::scale::Scale::NAME, scale::cases),
     (ops::softcap::Softcap::NAME, softcap::cases),
+    (ops::unary::Unary::NAME, unary::cases),
     (ops::glu::Glu::NAME, glu::cases),
     (ops::gather_rows::GatherRows::NAME, gather_rows::cases),
     (ops::rms_norm::RmsNorm::NAME, rms_norm::cases),
@@ -311,6 +318,14 @@ pub const TABLES: &[(&str, Table)] = &[
     (ops::rope::Rope::NAME, rope::cases),
     (ops::kv_write::KvWrite::NAME, kv_write::cases),
     (ops::attention::Attention::NAME, attention::cases),
+    (ops::hc_mix::HcMix::NAME, hc_mix::cases),
+    (ops::hc_combine::HcCombine::NAME, hc_combine::cases),
+    (
+        ops::hc_combine_norm::HcCombineNorm::NAME,
+        hc_combine_norm::cases,
+    ),
+    (ops::ngram_hash::NgramHash::NAME, ngram_hash::cases),
+    (ops::ple_gate::PleGate::NAME, ple_gate::cases),
     (ops::softmax_stats::SoftmaxStats::NAME, softmax_stats::cases),
     (ops::argmax::Argmax::NAME, argmax::cases),
     (ops::top_k_logits::TopKLogits::NAME, top_k_logits::cases),

@@ -264,6 +264,16 @@ impl Graph {
         self.view(value, desc, wanted)
     }
 
+    /// The value repeated `n` times along a new axis in front of `axis`, without a copy; for operands that are read.
+    ///
+    /// # Errors
+    /// If there is no such axis.
+    pub fn repeat(&mut self, value: ValueId, axis: usize, n: usize) -> Result<ValueId, GraphError> {
+        let wanted = format!("{n} times along a new axis {axis}");
+        let desc = self.desc(value).repeat(axis, n);
+        self.view(value, desc, wanted)
+    }
+
     /// One view over two views of the same storage that lie one after the other along an axis.
     pub fn join(&mut self, a: ValueId, b: ValueId, axis: usize) -> Option<ValueId> {
         let root = self.root(a);

@@ -8,10 +8,15 @@ pub mod copy_cast;
 mod elementwise;
 pub mod gather_rows;
 pub mod glu;
+pub mod hc_combine;
+pub mod hc_combine_norm;
+pub mod hc_mix;
 pub mod kv_write;
 pub mod matmul;
 pub mod matmul_q8;
 pub mod mul;
+pub mod ngram_hash;
+pub mod ple_gate;
 pub mod quantize_q8;
 pub mod rms_norm;
 pub mod rope;
@@ -20,6 +25,7 @@ pub mod scatter_rows;
 pub mod softcap;
 pub mod softmax_stats;
 pub mod top_k_logits;
+pub mod unary;
 
 use crate::dtype::DType;
 use crate::error::{OpError, bad_operand};
@@ -33,6 +39,7 @@ pub const NAMES: &[&str] = &[
     "mul",
     "scale",
     "softcap",
+    "unary",
     "glu",
     "gather_rows",
     "rms_norm",
@@ -43,6 +50,11 @@ pub const NAMES: &[&str] = &[
     "rope",
     "kv_write",
     "attention",
+    "hc_mix",
+    "hc_combine",
+    "hc_combine_norm",
+    "ngram_hash",
+    "ple_gate",
     "softmax_stats",
     "argmax",
     "top_k_logits",
@@ -96,6 +108,25 @@ pub(crate) fn expect_shape(
         return Err(bad_operand(op, name, format!("of shape {shape:?}"), desc));
     }
     Ok(())
+}
+
+/// Refuses an operand that is not f32 streams `[n_tokens, n_streams, d_model]` with the last axis contiguous; returns
+/// the sizes.
+pub(crate) fn expect_streams(
+    op: &'static str,
+    name: &'static str,
+    desc: &TensorDesc,
+) -> Result<[usize; 3], OpError> {
+    expect_f32(op, name, desc)?;
+    match desc.shape[..] {
+        [n_tokens, n_streams, d_model] if n_streams > 0 => Ok([n_tokens, n_streams, d_model]),
+        _ => Err(bad_operand(
+            op,
+            name,
+            "of shape [tokens, streams, channels]",
+            desc,
+        )),
+    }
 }
 
 /// Refuses a vector operand that is not contiguous f32 of this length.

@@ -14,10 +14,15 @@ pub mod attention;
 pub mod copy_cast;
 pub mod gather_rows;
 pub mod glu;
+pub mod hc_combine;
+pub mod hc_combine_norm;
+pub mod hc_mix;
 pub mod kv_write;
 pub mod matmul;
 pub mod matmul_q8;
 pub mod mul;
+pub mod ngram_hash;
+pub mod ple_gate;
 pub mod quantize_q8;
 pub mod rms_norm;
 pub mod rope;
@@ -28,6 +33,7 @@ pub mod softmax_stats;
 #[cfg(test)]
 pub(crate) mod testing;
 pub mod top_k_logits;
+pub mod unary;
 
 pub use device::ReferenceDevice;
 

@@ -224,6 +224,19 @@ impl TensorDesc {
         })
     }
 
+    /// The same elements repeated `n` times along a new axis in front of `axis`, without a copy.
+    ///
+    /// For operands that are read; the new axis has stride 0.
+    pub fn repeat(&self, axis: usize, n: usize) -> Option<Self> {
+        if axis >= self.rank() || self.layout != Layout::Rows {
+            return None;
+        }
+        let mut view = self.clone();
+        view.shape.insert(axis, n);
+        view.strides.insert(axis, 0);
+        Some(view)
+    }
+
     /// Elements `start .. start + len` of an axis.
     pub fn narrow(&self, axis: usize, start: usize, len: usize) -> Option<Self> {
         if axis >= self.rank() || start + len > self.shape[axis] {
@@ -290,6 +303,20 @@ mod tests {
             (16 + 3 * 48 + 8) * 4,
             "up to the last element"
         );
+    }
+
+    #[test]
+    fn a_repeated_axis_takes_no_storage() {
+        let t = TensorDesc::f32([5, 8]);
+        let streams = t.repeat(1, 3).unwrap();
+        assert_eq!(streams.shape, [5, 3, 8], "a new middle axis");
+        assert_eq!(streams.n_bytes(), t.n_bytes(), "the same storage");
+        assert_eq!(
+            (streams.row_offset(2), streams.row_offset(3)),
+            (0, 8),
+            "rows of a token coincide"
+        );
+        assert!(t.repeat(2, 3).is_none(), "the last axis stays contiguous");
     }
 
     #[test]

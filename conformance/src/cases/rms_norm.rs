@@ -71,6 +71,32 @@ pub(super) fn cases() -> Vec<Case> {
                 .build(RmsNorm { eps: 1e-6 }),
         );
     }
+    for (n_tokens, n_groups, n) in [
+        (1, 4, 64),
+        (3, 2, 33),
+        (5, 4, 2560),
+        (2, 7, 1),
+        (65, 3, 100),
+    ] {
+        // A weight for each stream of a hyper-connected residual, which may be one tensor seen many times.
+        let repeated = TensorDesc::f32([n_tokens, n]).repeat(1, n_groups);
+        for (view, x) in [
+            ("whole", TensorDesc::f32([n_tokens, n_groups, n])),
+            ("repeated", repeated.expect("a middle axis")),
+        ] {
+            cases.push(
+                Builder::new(RmsNorm::NAME)
+                    .param("n_tokens", n_tokens)
+                    .param("groups", n_groups)
+                    .param("d_model", n)
+                    .param("x", view)
+                    .input("x", x, Fill::Floats(Class::H))
+                    .input("w", TensorDesc::f32([n_groups, n]), Fill::Floats(Class::N))
+                    .tag_if(n_tokens == 3, Tag::Quick)
+                    .build(RmsNorm { eps: 1e-6 }),
+            );
+        }
+    }
     let mut cases = thin(cases, 4, 12);
     for (n_tokens, n) in [(1, 2048), (512, 2048)] {
         cases.push(

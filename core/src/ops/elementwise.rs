@@ -88,6 +88,41 @@ pub(crate) fn walk_two(
     walk(&axes, a, Some(b), caps)
 }
 
+/// The walk over the tokens of streams `[n_tokens, n_streams, d_model]`: a block owns neighbouring channels of one token
+/// in all streams. Row `t * n1 + c` of operand `a` is stream `c` of token `t`.
+pub(crate) fn walk_streams(x: &TensorDesc, caps: &Caps) -> Result<Walk, OpError> {
+    let (n_tokens, n_streams, n) = (x.shape[0], x.shape[1], x.shape[2]);
+    let (threads, per_thread) = per_block(n_tokens * n, caps);
+    let chunk = threads as usize * per_thread;
+    let n_chunks = n.div_ceil(chunk).max(1);
+    Ok(Walk {
+        threads,
+        grid: fold_grid(n_tokens * n_chunks, caps)?,
+        params: Params::new()
+            .u32("n_rows", n_tokens)
+            .u32("n", n)
+            .u32("chunk", chunk)
+            .u32("n_chunks", n_chunks)
+            .u32("n1", n_streams)
+            .u32("a_s0", x.strides[0])
+            .u32("a_s1", x.strides[1])
+            .u32("a_off", x.offset),
+    })
+}
+
+/// Threads of a block, and the elements of each, for an operand of this size.
+fn per_block(n_elems: usize, caps: &Caps) -> (u32, usize) {
+    match caps.class {
+        // Few threads with a loop each: a block costs as much as a hundred loads there.
+        DeviceClass::Software | DeviceClass::Reference => (32, 16),
+        DeviceClass::Integrated | DeviceClass::Discrete => {
+            // Small tensors spread over the whole device, large ones amortise the start of a block.
+            let per_thread = if n_elems > 1 << 18 { 4 } else { 1 };
+            (256.min(caps.max_threads_per_block), per_thread)
+        }
+    }
+}
+
 /// Outer, middle and inner axis.
 fn merged(
     op: &'static str,
@@ -152,15 +187,7 @@ fn walk(
     let [outer, middle, inner] = *axes;
     let n_rows = outer.size * middle.size;
     let n = inner.size;
-    let (threads, per_thread) = match caps.class {
-        // Few threads with a loop each: a block costs as much as a hundred loads there.
-        DeviceClass::Software | DeviceClass::Reference => (32, 16),
-        DeviceClass::Integrated | DeviceClass::Discrete => {
-            // Small tensors spread over the whole device, large ones amortise the start of a block.
-            let per_thread = if n_rows * n > 1 << 18 { 4 } else { 1 };
-            (256.min(caps.max_threads_per_block), per_thread)
-        }
-    };
+    let (threads, per_thread) = per_block(n_rows * n, caps);
     let chunk = threads as usize * per_thread;
     let n_chunks = n.div_ceil(chunk).max(1);
     let mut params = Params::new()

@@ -1,9 +1,10 @@
 //! `rms_norm`: divides each row by its root mean square, then scales by a learned weight.
 //!
-//! `y[t, i] = x[t, i] / sqrt(mean(x[t, ..]^2) + eps) * w[i]`
+//! `y[t, i] = x[t, i] / sqrt(mean(x[t, ..]^2) + eps) * w[t % G, i]`
 //!
 //! # Shapes
-//! `x`: `[.., n]`, the last axis contiguous; `w`: `[n]`; `y`: as `x`, contiguous.
+//! `x`: `[.., n]`, the last axis contiguous; `w`: `[n]`, or `[G, n]` with a weight for each of `G`
+//! neighbouring rows (the second last axis of `x`); `y`: as `x`, contiguous.
 //! # Numerics
 //! Accumulates in f32 over `LANES` partial sums. A row of zeros gives zeros even if `eps` is 0.
 //! # Source
@@ -11,7 +12,7 @@
 
 use std::fmt;
 
-use super::{expect_f32, expect_vector, take};
+use super::{expect_f32, expect_shape, expect_vector, take};
 use crate::error::OpError;
 use crate::op::{
     Binding, Caps, Cost, DeviceClass, Launch, Launches, Op, Operands, Params, Sharding, Spec,
@@ -50,12 +51,17 @@ impl Op for RmsNorm {
     ) -> Result<Vec<TensorDesc>, OpError> {
         let [x, w] = take(Self::NAME, inputs)?;
         expect_f32(Self::NAME, "x", x)?;
-        expect_vector(Self::NAME, "w", w, x.last())?;
+        if w.rank() == 2 && x.rank() >= 2 {
+            expect_f32(Self::NAME, "w", w)?;
+            expect_shape(Self::NAME, "w", w, &x.shape[x.rank() - 2..])?;
+        } else {
+            expect_vector(Self::NAME, "w", w, x.last())?;
+        }
         Ok(vec![TensorDesc::f32(x.shape.clone())])
     }
 
     fn launches(&self, operands: Operands<'_>, caps: &Caps) -> Result<Launches, OpError> {
-        let [x, _] = take(Self::NAME, operands.inputs)?;
+        let [x, w] = take(Self::NAME, operands.inputs)?;
         let (spec, grid) = row_geometry(x.rows(), x.last(), caps)?;
         Ok(Launches::one(Launch {
             entry: Self::NAME,
@@ -63,6 +69,7 @@ impl Op for RmsNorm {
             params: Params::new()
                 .u32("n_rows", x.rows())
                 .u32("n", x.last())
+                .u32("n_groups", w.rows())
                 .f32("eps", self.eps)
                 .rows(Self::NAME, "x", x)?,
             grid,
@@ -73,7 +80,7 @@ impl Op for RmsNorm {
     fn cost(&self, operands: Operands<'_>) -> Cost {
         let n = operands.inputs[0].n_elems() as u64;
         Cost {
-            bytes: 8 * n + 4 * operands.inputs[0].last() as u64,
+            bytes: 8 * n + 4 * operands.inputs[1].n_elems() as u64,
             flops: 4 * n,
         }
     }

@@ -1,22 +1,31 @@
 //! Pass `fuse`: replaces sequences of nodes by the fused ops of the catalogue.
 //!
-//! - `add` whose sum is normalised becomes `add_rms_norm`, which writes both the sum and its norm.
+//! - `add` whose sum is normalised becomes `add_rms_norm`, which writes both the sum and its norm;
+//! - `hc_combine` whose streams are normalised becomes `hc_combine_norm` likewise.
 
 use std::sync::Arc;
 
-use crate::graph::{Graph, Node, Source, ValueId};
-use crate::op::Params;
+use crate::graph::{Graph, Node, Source};
+use crate::op::{Op, Params};
 use crate::ops::add::Add;
 use crate::ops::add_rms_norm::AddRmsNorm;
+use crate::ops::hc_combine::HcCombine;
+use crate::ops::hc_combine_norm::HcCombineNorm;
 use crate::ops::rms_norm::RmsNorm;
+
+/// A node that adds to a residual, and the norm of its sum that runs with it.
+struct SumAndNorm {
+    norm: usize,
+    fused: Arc<dyn Op>,
+}
 
 /// The graph with every known sequence replaced. Values keep their ids.
 pub fn fuse(mut graph: Graph) -> Graph {
     let mut removed = vec![false; graph.nodes.len()];
     for add in 0..graph.nodes.len() {
-        if let Some(norm) = norm_of_sum(&graph, add) {
+        if let Some(SumAndNorm { norm, fused }) = norm_of_sum(&graph, add) {
             removed[norm] = true;
-            let fused = add_rms_norm(&graph.nodes[add], &graph.nodes[norm]);
+            let fused = both(&graph.nodes[add], &graph.nodes[norm], fused);
             graph.values[fused.outputs[1].index()].source = Source::Node {
                 node: add,
                 output: 1,
@@ -28,12 +37,11 @@ pub fn fuse(mut graph: Graph) -> Graph {
 }
 
 /// The first node that normalises the sum of node `add`, if it may run where the add is.
-fn norm_of_sum(graph: &Graph, add: usize) -> Option<usize> {
+fn norm_of_sum(graph: &Graph, add: usize) -> Option<SumAndNorm> {
     let node = &graph.nodes[add];
-    node.op.as_any().downcast_ref::<Add>()?;
-    let (a, b) = (graph.desc(node.inputs[0]), graph.desc(node.inputs[1]));
-    let walks = |desc| Params::new().rows(AddRmsNorm::NAME, "a", desc).is_ok();
-    if a.shape != b.shape || !walks(a) || !walks(b) {
+    let streams = node.op.as_any().downcast_ref::<HcCombine>();
+    let adds = node.op.as_any().is::<Add>() && adds_rows(graph, node);
+    if streams.is_none() && !adds {
         return None;
     }
     let sum = node.outputs[0];
@@ -41,7 +49,12 @@ fn norm_of_sum(graph: &Graph, add: usize) -> Option<usize> {
         let node = &graph.nodes[index];
         node.inputs.first() == Some(&sum) && node.op.as_any().is::<RmsNorm>()
     })?;
-    let weight = graph.root(graph.nodes[norm].inputs[1]);
+    // Streams have a weight each, other rows one together.
+    let weight = graph.nodes[norm].inputs[1];
+    if graph.desc(weight).rank() != if streams.is_some() { 2 } else { 1 } {
+        return None;
+    }
+    let weight = graph.root(weight);
     let is_ready = match graph.values[weight.index()].source {
         Source::Node { node, .. } => node < add,
         Source::Bound(_) | Source::Step { .. } => true,
@@ -52,20 +65,30 @@ fn norm_of_sum(graph: &Graph, add: usize) -> Option<usize> {
         .iter()
         .flat_map(|node| &node.inouts)
         .any(|&value| [weight, sum].contains(&graph.root(value)));
-    (is_ready && !is_updated).then_some(norm)
+    if !is_ready || is_updated {
+        return None;
+    }
+    let eps = graph.nodes[norm].op.as_any().downcast_ref::<RmsNorm>()?.eps;
+    let fused: Arc<dyn Op> = match streams {
+        Some(&HcCombine { scale }) => Arc::new(HcCombineNorm { scale, eps }),
+        None => Arc::new(AddRmsNorm { eps }),
+    };
+    Some(SumAndNorm { norm, fused })
 }
 
-fn add_rms_norm(add: &Node, norm: &Node) -> Node {
-    let eps = norm
-        .op
-        .as_any()
-        .downcast_ref::<RmsNorm>()
-        .map_or(0.0, |norm| norm.eps);
-    let [a, b]: [ValueId; 2] = [add.inputs[0], add.inputs[1]];
+/// Whether an add is of two tensors of one shape whose rows the fused op can walk.
+fn adds_rows(graph: &Graph, add: &Node) -> bool {
+    let (a, b) = (graph.desc(add.inputs[0]), graph.desc(add.inputs[1]));
+    let walks = |desc| Params::new().rows(AddRmsNorm::NAME, "a", desc).is_ok();
+    a.shape == b.shape && walks(a) && walks(b)
+}
+
+/// The node that does what both do: the operands of the sum, then the weight; the sum, then its norm.
+fn both(add: &Node, norm: &Node, fused: Arc<dyn Op>) -> Node {
     Node {
         label: format!("{} + {}", add.label, norm.label),
-        op: Arc::new(AddRmsNorm { eps }),
-        inputs: vec![a, b, norm.inputs[1]],
+        op: fused,
+        inputs: [&add.inputs[..], &norm.inputs[1..]].concat(),
         inouts: Vec::new(),
         outputs: vec![add.outputs[0], norm.outputs[0]],
     }
@@ -216,6 +239,49 @@ mod tests {
         assert_eq!(ops.len(), 7, "not fused: {ops:?}");
         assert_eq!(fused.len(), 5 * 3 * N, "all outputs");
         for (i, (fused, unfused)) in fused.iter().zip(&unfused).enumerate() {
+            assert!(
+                (fused - unfused).abs() <= 1e-6 * unfused.abs().max(1.0),
+                "element {i}: {fused} fused, {unfused} unfused"
+            );
+        }
+    }
+
+    #[test]
+    fn streams_and_their_norms_become_one_node_with_the_same_results() {
+        let mut bench = Bench::new();
+        let mut build = |views: bool| {
+            bench.n_made = 0;
+            let mut graph = Graph::new();
+            let mut bound = |graph: &mut Graph, shape: &[usize]| {
+                let tensor = bench.tensor(shape);
+                graph.bind("bound", &tensor)
+            };
+            let embedded = bound(&mut graph, &[3, N]);
+            let streams = graph.repeat(embedded, 1, 2).unwrap();
+            let x = bound(&mut graph, &[3, N]);
+            let inject = bound(&mut graph, &[3, 2]);
+            let w = bound(&mut graph, &[2 * N]);
+            let w = graph.reshape(w, [2, N]).unwrap();
+            let operands = [streams, x, inject];
+            let sum = graph
+                .apply("sum", HcCombine { scale: 0.5 }, &operands)
+                .unwrap();
+            let seen = if views {
+                graph.reshape(sum, [3, 2, N]).unwrap()
+            } else {
+                sum
+            };
+            let norm = RmsNorm { eps: 1e-5 };
+            let norm = graph.apply("norm", norm, &[seen, w]).unwrap();
+            graph.output(sum);
+            graph.output(norm);
+            graph
+        };
+        let graphs = [build(false), build(true)];
+        let [fused, unfused] = graphs.map(|graph| bench.run(graph));
+        assert_eq!(fused.0, ["hc_combine_norm"], "fused");
+        assert_eq!(unfused.0, ["hc_combine", "rms_norm"], "kept apart");
+        for (i, (fused, unfused)) in fused.1.iter().zip(&unfused.1).enumerate() {
             assert!(
                 (fused - unfused).abs() <= 1e-6 * unfused.abs().max(1.0),
                 "element {i}: {fused} fused, {unfused} unfused"

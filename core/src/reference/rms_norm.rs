@@ -3,14 +3,14 @@
 use super::RefArgs;
 use crate::ops::rms_norm::RmsNorm;
 
-/// `y = x / sqrt(mean(x^2) + eps) * w`, row by row.
+/// `y = x / sqrt(mean(x^2) + eps) * w`, row by row; the rows of `w` take turns.
 pub fn rms_norm(op: &RmsNorm, args: &mut RefArgs<'_>) {
-    let x = args.inputs[0];
-    let w = args.inputs[1].row_vec(0);
+    let [x, w] = [args.inputs[0], args.inputs[1]];
     let y = &mut args.outputs[0];
     let n = x.desc.last();
     for t in 0..x.desc.rows() {
         let row = x.row_vec(t);
+        let w = w.row_vec(t % w.desc.rows());
         let sum: f64 = row.iter().map(|&v| f64::from(v) * f64::from(v)).sum();
         let rms = (sum / n as f64 + f64::from(op.eps)).sqrt();
         for (i, (&v, &w)) in row.iter().zip(&w).enumerate() {
@@ -56,6 +56,21 @@ mod tests {
             ],
             1e-9,
         );
+    }
+
+    #[test]
+    fn rows_of_weights_take_turns() {
+        let x = f32s(&[1.0, -1.0, 2.0, 2.0, 3.0, -3.0, 4.0, 4.0]);
+        let w = f32s(&[1.0, 2.0, 3.0, 4.0]);
+        let out = run(
+            &RmsNorm { eps: 0.0 },
+            &[
+                (TensorDesc::f32([2, 2, 2]), &x),
+                (TensorDesc::f32([2, 2]), &w),
+            ],
+        );
+        let expected = [1.0, -2.0, 3.0, 4.0, 1.0, -2.0, 3.0, 4.0];
+        close(&out[0].values, &expected, 1e-12);
     }
 
     #[test]
