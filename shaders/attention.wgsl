@@ -87,7 +87,7 @@ fn position(token: u32) -> i32 {
     if (token >= p.n_tokens) {
         return -1;
     }
-    return min(positions[p.pos_off + token], 0x3fffffff);
+    return clamp(positions[p.pos_off + token], -1, 0x3fffffff);
 }
 
 // Where cell j of a sequence lies, in rows of the caches.
@@ -256,25 +256,31 @@ fn attention(
             }
             workgroupBarrier();
 
-            // Values. A cell that a row does not see must not reach it, even as 0 * NaN.
-            total *= fade;
-            sum_x *= fade.x;
-            sum_y *= fade.y;
-            sum_z *= fade.z;
-            sum_w *= fade.w;
+            // Values. A cell that a row does not see must not reach it, even as 0 * NaN. Each chunk has a sum of its own,
+            // so that rounding does not grow with the number of cells.
+            var chunk_total = vec4<f32>(0.0);
+            var chunk_x = vec4<f32>(0.0);
+            var chunk_y = vec4<f32>(0.0);
+            var chunk_z = vec4<f32>(0.0);
+            var chunk_w = vec4<f32>(0.0);
             let n_cells = select(0u, min(CHUNK, end - base), owns);
             for (var c = group; c < n_cells; c += n_groups) {
                 let row = cells[c];
                 if (row != NONE) {
                     let w = weights[c];
-                    total += w;
+                    chunk_total += w;
                     let value = v_quad(row * p.v_words, quad);
-                    sum_x = select(sum_x, sum_x + w.x * value, w.x != 0.0);
-                    sum_y = select(sum_y, sum_y + w.y * value, w.y != 0.0);
-                    sum_z = select(sum_z, sum_z + w.z * value, w.z != 0.0);
-                    sum_w = select(sum_w, sum_w + w.w * value, w.w != 0.0);
+                    chunk_x = select(chunk_x, chunk_x + w.x * value, w.x != 0.0);
+                    chunk_y = select(chunk_y, chunk_y + w.y * value, w.y != 0.0);
+                    chunk_z = select(chunk_z, chunk_z + w.z * value, w.z != 0.0);
+                    chunk_w = select(chunk_w, chunk_w + w.w * value, w.w != 0.0);
                 }
             }
+            total = total * fade + chunk_total;
+            sum_x = sum_x * fade.x + chunk_x;
+            sum_y = sum_y * fade.y + chunk_y;
+            sum_z = sum_z * fade.z + chunk_z;
+            sum_w = sum_w * fade.w + chunk_w;
         }
     }
 

@@ -65,7 +65,7 @@ source_of kv_write_f16 kv_write.cu 64 1 "$kv" kv_write \
 source_of attention attention.cu 64 1 "unsigned n_blocks, n_merged, n_splits, n_tokens, n_heads, n_kv_heads, group, dk,
     v_quads, k_words, k_narrow, v_words, v_narrow, n_pages, n_seq_rows, max_pages, window; float scale, softcap;
     unsigned record, q_s0, q_s1, q_off, table_off, seq_off, pos_off" "attention attention_merge" \
-    "constexpr unsigned CHUNK = 32u, Q_LEN = 64u;" "k v" cache_f32
+    "constexpr unsigned CHUNK = 32u, Q_LEN = 64u, ROW_TILES = 1u, TEAM = 1u, V_BLOCKS = 1u, CELLS = 16u, SHARED_BYTES = 0u;" "k v" cache_f32
 entries=$(sed -n 's/^KERNEL \([a-z0-9_]*\)(.*/\1/p' kernels/host/check_kernels.cu)
 source_of check_kernels_32 host/check_kernels.cu 32 1 "unsigned unused" "$entries"
 source_of check_kernels_64 host/check_kernels.cu 64 1 "unsigned unused" "$entries"

@@ -1,6 +1,10 @@
 // Rows of a paged cache (`core/src/format/cache_row.rs`): what the pieces `cache_TYPE` share. Such a piece offers
 //   SELF_quad(data, p, row, quad) -> float4
-// four channels of the row that starts at word `row`; block types know their first word of blocks from `p.SELF_narrow`.
+// four channels of the row that starts at word `row`, and for tensor cores
+//   SELF_halves(to, row, p, quad)
+// four codes of the row at a pointer as 16-bit floats, bf16 if SELF_BF16, else f16. SELF_PLANES such numbers add up to
+// a code; codes of block types are small whole numbers. Block types (SELF_SCALED) multiply the codes of block b by `SELF_scales(row, p, b).x` and, if SELF_RANGED,
+// add its `.y`. They know their first word of blocks from `p.SELF_narrow`.
 #pragma once
 #include "lib/device.cuh"
 
@@ -19,4 +23,17 @@ DEVICE float4 cache_codes(unsigned nibbles, unsigned fifth, unsigned quad, float
         a * float(((codes >> 16u) & 15u) | ((high << 2u) & 16u)) + b,
         a * float(((codes >> 24u) & 15u) | ((high << 1u) & 16u)) + b,
     };
+}
+
+// The same codes as the four bytes of a word.
+DEVICE unsigned cache_bytes(unsigned nibbles, unsigned fifth, unsigned quad) {
+    unsigned high = (fifth >> (4u * (quad & 7u))) & 15u;
+    // Bit i of `high` goes to bit 0 of byte i.
+    return ((nibbles >> (quad & 4u)) & 0x0f0f0f0fu) | (((high * 0x00204081u) & 0x01010101u) << 4u);
+}
+
+// The bytes of `a` less those of `b` as bf16; a below 128, b up to 128: 0x4300 + byte is the bf16 of 128 + byte.
+DEVICE uint2 cache_bf16_of_bytes(unsigned a, unsigned b) {
+    return {bf16_pair_sub(choose_bytes(a, 0x43434343u, 0x4140u), choose_bytes(b, 0x43434343u, 0x4140u)),
+            bf16_pair_sub(choose_bytes(a, 0x43434343u, 0x4342u), choose_bytes(b, 0x43434343u, 0x4342u))};
 }

@@ -1,7 +1,25 @@
 // Four channels of a cache row of f32.
 #include "lib/cache.cuh"
+#include "lib/split.cuh"
+
+constexpr bool SELF_BF16 = true;
+constexpr bool SELF_SCALED = false;
+constexpr bool SELF_RANGED = false;
+constexpr unsigned SELF_PLANES = 3u;
 
 DEVICE float4 SELF_quad(const unsigned* data, const Params& p, size_t row, unsigned quad) {
     const unsigned* at = data + row + 4u * quad;
     return {float_of(at[0]), float_of(at[1]), float_of(at[2]), float_of(at[3])};
 }
+
+DEVICE void SELF_halves(uint2 (&to)[SELF_PLANES], const unsigned* row, const Params&, unsigned quad) {
+    float4 x = reinterpret_cast<const float4*>(row)[quad];
+    unsigned low[3], high[3];
+    split(low, x.x, x.y);
+    split(high, x.z, x.w);
+    for (unsigned i = 0u; i < 3u; i++) {
+        to[i] = {low[i], high[i]};
+    }
+}
+
+DEVICE float2 SELF_scales(const unsigned*, const Params&, unsigned) { return {1.0f, 0.0f}; }

@@ -73,6 +73,29 @@ DEVICE unsigned f16_of_f32(float x) {
     return bits;
 }
 
+// Two of them in a word, x in the low half.
+DEVICE unsigned f16_pair(float x, float y) {
+#if __CUDA_ARCH__ >= 800
+    unsigned pair;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(y), "f"(x));
+    return pair;
+#else
+    return f16_of_f32(x) | (f16_of_f32(y) << 16u);
+#endif
+}
+// a - b of two bf16 each in a word; for differences that bf16 has.
+DEVICE unsigned bf16_pair_sub(unsigned a, unsigned b) {
+#if __CUDA_ARCH__ >= 800
+    unsigned difference;
+    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(difference) : "r"(b), "r"(0xbf80bf80u), "r"(a));
+    return difference;
+#else
+    unsigned low = __float_as_uint(__uint_as_float(a << 16u) - __uint_as_float(b << 16u));
+    unsigned high = __float_as_uint(__uint_as_float(a & 0xffff0000u) - __uint_as_float(b & 0xffff0000u));
+    return (low >> 16u) | (high & 0xffff0000u);
+#endif
+}
+
 // c + a . b over four signed bytes.
 DEVICE int dot4(int a, int b, int c) {
     asm("dp4a.s32.s32 %0, %1, %2, %0;" : "+r"(c) : "r"(a), "r"(b));

@@ -212,7 +212,7 @@ pub(super) fn cases() -> Vec<Case> {
                         .tag_if([3, 40, 70].contains(&i), Tag::Reduced)
                         .tag_if(
                             k == v
-                                && i == 44
+                                && [44, 71].contains(&i)
                                 && [DType::F32, DType::F16, DType::Q8_0, DType::Q4_0].contains(&k),
                             Tag::Quick,
                         )
@@ -299,6 +299,18 @@ pub(super) fn cases() -> Vec<Case> {
                 cases.push(step.case(i == 0 && j == 0));
             }
         }
+    }
+    // So many cells a part that the order of sums shows, and a larger step that is split.
+    for (past, n_tokens, group) in [(9_000, 1, 1), (1_000, 20, 1)] {
+        let step = Long {
+            k: DType::F16,
+            v: DType::F16,
+            past,
+            window: 0,
+            n_tokens,
+            group,
+        };
+        cases.push(step.case(n_tokens > 1));
     }
     let mut cases = thin(cases, 24, 800);
     for (k, v) in [(DType::F16, DType::F16), (DType::Q8_0, DType::Q8_0)] {

@@ -7,12 +7,16 @@ use crate::PAGE;
 use crate::op::Tolerance;
 use crate::ops::attention::{Attention, tau_units};
 
+/// What is left of the range of f16 for a query or a weight that is the sum of two.
+const FLOOR: f64 = 1.0 / (1_u64 << 39) as f64;
+
 /// `o = sum_j p_j v_j` over the visible cells of each token's sequence.
 ///
 /// The tolerance's factor covers the roundings that depend on shapes. What depends on the data is part of the
 /// magnitude: with `delta = max_j (sqrt(dk) + 4) 2u |scale| sum |q k_j|`, the error of a score, each `p_j` is off by a
 /// factor of at most `1 + 2 delta`, and by `4u |s_j - max|` more where `exp` is as exact as WGSL asks (3 + 2|x| ulp).
-/// The magnitude is `sum_j p_j |v_j| (1 + error of p_j / tau)`.
+/// The magnitude is `sum_j p_j |v_j| (1 + error of p_j / tau)`. [`FLOOR`] is what queries and weights may lose by
+/// themselves, as a share of the largest.
 pub fn attention(op: &Attention, args: &mut RefArgs<'_>) {
     let [q, k, v] = [args.inputs[0], args.inputs[1], args.inputs[2]];
     let max_pages = args.inputs[3].desc.last();
@@ -54,6 +58,7 @@ pub fn attention(op: &Attention, args: &mut RefArgs<'_>) {
             };
             for head in kv_head * group..(kv_head + 1) * group {
                 let row = q.row_vec(t * n_heads + head);
+                let most = row.iter().fold(0.0_f64, |m, q| m.max(f64::from(q.abs())));
                 let mut delta = 0.0_f64;
                 let scores: Vec<f64> = cells
                     .iter()
@@ -64,14 +69,14 @@ pub fn attention(op: &Attention, args: &mut RefArgs<'_>) {
                             .map(|(&q, &k)| f64::from(q) * f64::from(k));
                         let (sum, magnitude) =
                             products.fold((0.0, 0.0), |(s, m), p| (s + p, m + p.abs()));
+                        let key: f64 = keys.row(cell).iter().map(|k| f64::from(k.abs())).sum();
                         let scale = f64::from(op.scale);
-                        delta = delta.max(score_rounding * scale.abs() * magnitude);
+                        let rounding = score_rounding * magnitude + FLOOR * most * key;
+                        delta = delta.max(scale.abs() * rounding);
                         if op.softcap > 0.0 {
                             let cap = f64::from(op.softcap);
                             // The slope of the cap is at most 1; its own roundings are relative to the cap.
-                            delta = delta.max(
-                                score_rounding * scale.abs() * magnitude + 8.0 * cap * Tolerance::U,
-                            );
+                            delta = delta.max(scale.abs() * rounding + 8.0 * cap * Tolerance::U);
                             cap * (scale * sum / cap).tanh()
                         } else {
                             scale * sum
@@ -95,7 +100,8 @@ pub fn attention(op: &Attention, args: &mut RefArgs<'_>) {
                     for (sum, &v) in sums.iter_mut().zip(values.row(cell)) {
                         let term = p * f64::from(v);
                         sum[0] += term;
-                        sum[1] += term.abs() * (1.0 + error / tau);
+                        sum[1] +=
+                            term.abs() * (1.0 + error / tau) + FLOOR * f64::from(v.abs()) / tau;
                         sum[2] += term * term;
                     }
                 }
