@@ -285,7 +285,7 @@ constexpr bool SPLIT_EARLY = !v_BF16;
 // A warp alone keeps its weights in registers, which only unrolled loops can index.
 constexpr unsigned UNROLLED_STEPS = TEAM > 1u ? 1u : STEPS;
 
-// What lies in dynamic shared memory, in units of 16 bytes (`Tiles::units` of the definition).
+// What lies in dynamic shared memory, in units of 16 bytes (`TilePlan::units` of the definition).
 struct Areas {
     unsigned queries, keys, values, weights, sums, tops, tokens, end;
 };

@@ -157,7 +157,7 @@ impl Op for Attention {
         let [n_tokens, n_heads, dk] = [q.shape[0], q.shape[1], q.last()];
         let (n_kv_heads, v_quads) = (k.shape[1], v.last() / 4);
         let group = n_heads / n_kv_heads;
-        let tiles = Tiles::new([k, v], n_tokens, group, caps);
+        let tiles = TilePlan::new([k, v], n_tokens, group, caps);
         let tiling = match &tiles {
             Some(tiles) => Tiling::of_tiles(tiles),
             None => Tiling::new(dk, v.last(), caps)?,
@@ -183,7 +183,7 @@ impl Op for Attention {
 
         // All entries stand in one file, so they share the constants and the parameter block.
         let spec = |threads: usize, shared_bytes: usize| {
-            let tiles = tiles.as_ref().unwrap_or(&Tiles::NONE);
+            let tiles = tiles.as_ref().unwrap_or(&TilePlan::NONE);
             Spec::threads(threads as u32)
                 .with("CHUNK", tiling.chunk as u32)
                 .with("Q_LEN", tiling.q_len as u32)
@@ -423,7 +423,7 @@ impl Tiling {
     }
 
     /// Threads of tiles; a length that tells the entry `attention`, which stands in the same text, that it is not meant.
-    fn of_tiles(tiles: &Tiles) -> Self {
+    fn of_tiles(tiles: &TilePlan) -> Self {
         Self {
             threads: 32 * tiles.row_tiles * tiles.team,
             chunk: 32,
@@ -434,7 +434,7 @@ impl Tiling {
 
 /// How a block of `attention_tiles` cuts its work.
 #[derive(Clone, Debug)]
-struct Tiles {
+struct TilePlan {
     /// Tiles of 16 query rows.
     row_tiles: usize,
     /// Warps that share a tile.
@@ -449,7 +449,7 @@ struct Tiles {
     per_token: usize,
 }
 
-impl Tiles {
+impl TilePlan {
     /// For launches without tiles: what compiles soonest.
     const NONE: Self = Self {
         row_tiles: 1,
@@ -463,7 +463,7 @@ impl Tiles {
     /// Warps of a block: more would leave each too few registers.
     const MAX_WARPS: usize = 8;
 
-    /// Tiles for these caches, or `None` if the device has no tensor cores or its shared memory is too small.
+    /// The plan for these caches, or `None` if the device has no tensor cores or its shared memory is too small.
     ///
     /// Up to [`SPLIT_TOKENS`] tokens nothing depends on their number, so that the order of a row's sums does not.
     fn new([k, v]: [&TensorDesc; 2], n_tokens: usize, group: usize, caps: &Caps) -> Option<Self> {
