@@ -192,6 +192,8 @@ DEVICE void mma_bf16(float (&c)[4], const unsigned (&a)[4], const unsigned (&b)[
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 #else
     unsigned lane = lane_id();
+    // A kernel may have a hundred of these: unrolled, they would take minutes to compile.
+#pragma unroll 1
     for (unsigned pair = 0; pair < 8; pair++) {
         unsigned half = pair / 4;
         unsigned of_row = lane / 4 * 4 + pair % 4;
