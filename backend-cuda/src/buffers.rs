@@ -1,8 +1,8 @@
-//! Device memory and its account, and the pinned host memory of uploads and read-backs.
+//! Device memory, and the pinned host memory of uploads and read-backs.
 
 use std::sync::{Arc, Mutex};
 
-use gemel_core::device::{Buffer, Memory as Figures};
+use gemel_core::device::{Buffer, Reserved};
 
 use crate::error::{Fault, Gpu, lock};
 use crate::launch::{Context, Memory, Pinned};
@@ -10,52 +10,6 @@ use gemel_core::error::DeviceError;
 
 /// Memory is handed out in multiples of the widest element that a kernel may load.
 pub(crate) const GRANULE: u64 = 16;
-
-/// The engine's own account, so that a limit can be set and is known before the driver refuses.
-#[derive(Clone, Debug)]
-pub(crate) struct Account(Arc<Mutex<Figures>>);
-
-impl Account {
-    pub(crate) fn new(total: u64) -> Self {
-        Self(Arc::new(Mutex::new(Figures {
-            used: 0,
-            peak: 0,
-            total,
-        })))
-    }
-
-    pub(crate) fn read(&self) -> Figures {
-        *lock(&self.0)
-    }
-
-    /// Reserves memory, if there is enough.
-    pub(crate) fn take(&self, n_bytes: u64) -> Option<Reserved> {
-        let mut memory = lock(&self.0);
-        let used = memory.used.checked_add(n_bytes)?;
-        if used > memory.total {
-            return None;
-        }
-        memory.used = used;
-        memory.peak = memory.peak.max(used);
-        Some(Reserved {
-            account: self.clone(),
-            n_bytes,
-        })
-    }
-}
-
-/// A share of the account, given back when dropped.
-#[derive(Debug)]
-pub(crate) struct Reserved {
-    account: Account,
-    n_bytes: u64,
-}
-
-impl Drop for Reserved {
-    fn drop(&mut self) {
-        lock(&self.account.0).used -= self.n_bytes;
-    }
-}
 
 /// An allocation and its share of the account. Work in flight keeps a reference.
 #[derive(Debug)]
@@ -92,7 +46,23 @@ pub(crate) fn allocation<'a>(
     Ok(&memory.allocation)
 }
 
-/// Pinned memory, used again and again: pinning is slow.
+/// As [`allocation`], for a range of whole words.
+pub(crate) fn words<'a>(
+    gpu: &Gpu,
+    lane: u64,
+    buffer: &'a Buffer,
+    offset: u64,
+    n_bytes: u64,
+) -> Result<&'a Arc<Allocation>, DeviceError> {
+    if !offset.is_multiple_of(4) || !n_bytes.is_multiple_of(4) {
+        return Err(gpu.usage(format!(
+            "bytes {offset}+{n_bytes} of {buffer:?} are not whole words of 4 bytes"
+        )));
+    }
+    allocation(gpu, lane, buffer, offset, n_bytes)
+}
+
+/// Pinned memory, used again and again: pinning is slow, and freeing waits for everything on the device.
 #[derive(Debug)]
 pub(crate) struct Staging {
     context: Arc<Context>,
@@ -100,8 +70,8 @@ pub(crate) struct Staging {
 }
 
 impl Staging {
-    /// More free pieces than this are not kept.
-    const KEEP: usize = 8;
+    /// What is free beyond this is given back. Hundreds of steps in flight need less.
+    const KEEP_BYTES: usize = 64 << 20;
 
     pub(crate) fn new(context: Arc<Context>) -> Arc<Self> {
         Arc::new(Self {
@@ -153,7 +123,9 @@ impl Lease {
 impl Drop for Lease {
     fn drop(&mut self) {
         let mut free = lock(&self.staging.free);
-        if free.len() < Staging::KEEP {
+        let kept: usize = free.iter().map(Pinned::n_bytes).sum();
+        let own = self.pinned.as_ref().map_or(0, Pinned::n_bytes);
+        if kept + own <= Staging::KEEP_BYTES {
             free.extend(self.pinned.take());
         }
     }

@@ -3,18 +3,22 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::time::Duration;
 
 use gemel_core::error::DeviceError;
+use gemel_core::kernel::Progress;
 use gemel_core::op::{Caps, DeviceClass};
 
 use crate::error::Fault;
 use crate::launch::{self, Properties};
 use crate::modules;
+use crate::peer::PeerAccess;
 
 /// The least compute capability: Turing, which has the matrix instructions that the kernels use.
 const LEAST_COMPUTE: (u32, u32) = (7, 5);
+
+/// The least version of the driver's interface: graphs are made by `cuGraphInstantiateWithFlags`.
+const LEAST_DRIVER: (u32, u32) = (11, 4);
 
 /// How to open a device.
 #[derive(Clone, Debug)]
@@ -28,6 +32,10 @@ pub struct CudaOptions {
     pub limits: Option<LimitOverrides>,
     /// How long a wait may take.
     pub deadline: Duration,
+    /// Whether copies from other devices may use peer access.
+    pub peer_access: PeerAccess,
+    /// Await each launch, so that a failure names its kernel; slow, for finding faults.
+    pub checked: bool,
     /// Told about the progress of compiling kernels.
     pub progress: Option<Progress>,
     /// Kernel files that replace embedded ones or come in addition: name (`NAME.cu`, `lib/NAME.cuh`) to text.
@@ -45,6 +53,8 @@ impl CudaOptions {
             class: None,
             limits: None,
             deadline: Duration::from_secs(120),
+            peer_access: PeerAccess::default(),
+            checked: false,
             progress: None,
             sources: BTreeMap::new(),
             cache: None,
@@ -65,16 +75,6 @@ pub struct LimitOverrides {
     pub max_threads_per_block: Option<u32>,
     /// Device memory that may be used; the only limit that may also exceed what was found.
     pub memory_bytes: Option<u64>,
-}
-
-/// Called with the number of kernels compiled and the number to compile.
-#[derive(Clone)]
-pub struct Progress(pub Arc<dyn Fn(usize, usize) + Send + Sync>);
-
-impl fmt::Debug for Progress {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Progress")
-    }
 }
 
 /// A device that can execute plans.
@@ -131,6 +131,12 @@ pub(crate) fn devices(compiler: &str) -> Result<Vec<CudaInfo>, String> {
     let failed = |fault: Fault| format!("the driver fails: {fault}");
     launch::init().map_err(failed)?;
     let (major, minor) = launch::version().map_err(failed)?;
+    if (major, minor) < LEAST_DRIVER {
+        return Err(format!(
+            "the driver is too old: it is for CUDA {major}.{minor}, {}.{} is needed; install a newer driver",
+            LEAST_DRIVER.0, LEAST_DRIVER.1
+        ));
+    }
     let driver = format!("driver for CUDA {major}.{minor}, {compiler}");
     let mut found = Vec::new();
     let mut refused = Vec::new();

@@ -2,7 +2,8 @@
 //! place of NVRTC. Everything else is what runs on a GPU.
 //!
 //! The pretend driver is a library with the name of the real one. It is loaded by path before anything asks for that
-//! name, and then holds for the whole process: a process has the one or the other.
+//! name, and then holds for the whole process, also where the real one is installed: a process has the one or the
+//! other, whichever it opened first.
 
 use std::ffi::OsString;
 use std::fs;
@@ -16,7 +17,7 @@ use gemel_core::error::DeviceError;
 use crate::caps::{self, CudaOptions};
 use crate::device::CudaDevice;
 use crate::modules::{self, Compiler};
-use crate::source::{Library, Source};
+use crate::source::{self, Source};
 
 /// The folder of the pretend driver's sources.
 const HOST: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../kernels/host");
@@ -50,7 +51,7 @@ pub fn open_emulated(options: &CudaOptions) -> Result<CudaDevice, DeviceError> {
         let devices = caps::devices("the host's compiler")?;
         match devices.iter().find(|info| !info.device.starts_with(NAME)) {
             Some(info) => Err(format!(
-                "this process has the real driver, which knows {}; the emulation needs a process of its own",
+                "this process has opened the real driver, which knows {}; the emulation needs a process of its own",
                 info.device
             )),
             None => Ok((devices, compiler)),
@@ -76,16 +77,20 @@ fn load_driver() -> Result<(), String> {
     LOADED
         .get_or_init(|| {
             let driver = build_driver()?;
-            modules::preload(&driver).map_err(|error| format!("{}: {error}", driver.display()))
+            modules::preload(&driver)
         })
         .clone()
 }
 
-fn build_driver() -> Result<PathBuf, String> {
+/// Builds the pretend driver where its sources have changed: the path of the library.
+///
+/// # Errors
+/// What the compiler said.
+pub fn build_driver() -> Result<PathBuf, String> {
     let script = Path::new(HOST).join("build.sh");
     let mut inputs = fs::read(&script).map_err(|error| format!("{}: {error}", script.display()))?;
     // What the driver is made of is embedded with the kernels.
-    for (name, text) in Library::embedded().files() {
+    for (name, text) in source::embedded().files() {
         if name.contains('/') {
             inputs.extend(name.as_bytes());
             inputs.extend(text.as_bytes());
@@ -163,7 +168,7 @@ impl Host {
             .filter(|program| !program.is_empty())
             .unwrap_or_else(|| "g++".into());
         let version = run(Command::new(&program).arg("--version"))?;
-        let files: Vec<(String, String)> = Library::embedded()
+        let files: Vec<(String, String)> = source::embedded()
             .files()
             .filter(|(name, _)| name.contains('/'))
             .map(|(name, text)| (name.to_owned(), text.to_owned()))

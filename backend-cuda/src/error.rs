@@ -1,9 +1,11 @@
 //! From what the driver reports to what the device contract promises: typed errors, never a panic.
 
 use std::fmt;
-use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::ops::Deref;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use gemel_core::device::Health;
 use gemel_core::error::DeviceError;
 
 /// A lock whose data stays usable after a panic of another thread.
@@ -43,59 +45,21 @@ impl fmt::Display for Fault {
     }
 }
 
-/// The device's name, deadline and state, and the errors that carry them.
+/// The state of a device, and what its driver's faults mean for it.
 #[derive(Debug)]
-pub(crate) struct Gpu {
-    pub(crate) name: String,
-    pub(crate) deadline: Duration,
-    lost: OnceLock<String>,
+pub(crate) struct Gpu(Health);
+
+impl Deref for Gpu {
+    type Target = Health;
+
+    fn deref(&self) -> &Health {
+        &self.0
+    }
 }
 
 impl Gpu {
     pub(crate) fn new(name: String, deadline: Duration) -> Self {
-        Self {
-            name,
-            deadline,
-            lost: OnceLock::new(),
-        }
-    }
-
-    pub(crate) fn usage(&self, what: impl Into<String>) -> DeviceError {
-        DeviceError::Usage {
-            device: self.name.clone(),
-            what: what.into(),
-        }
-    }
-
-    pub(crate) fn driver(&self, message: impl Into<String>) -> DeviceError {
-        DeviceError::Driver {
-            device: self.name.clone(),
-            message: message.into(),
-        }
-    }
-
-    pub(crate) fn timeout(&self, what: &str) -> DeviceError {
-        DeviceError::Timeout {
-            device: self.name.clone(),
-            what: what.to_owned(),
-            seconds: self.deadline.as_secs(),
-        }
-    }
-
-    /// From now on everything fails with [`DeviceError::Lost`]. Only the first reason counts.
-    pub(crate) fn lose(&self, reason: impl Into<String>) {
-        let _ = self.lost.set(reason.into());
-    }
-
-    /// An error if the device was lost.
-    pub(crate) fn check(&self) -> Result<(), DeviceError> {
-        match self.lost.get() {
-            Some(reason) => Err(DeviceError::Lost {
-                device: self.name.clone(),
-                reason: reason.clone(),
-            }),
-            None => Ok(()),
-        }
+        Self(Health::new(name, deadline))
     }
 
     /// The error of a call that failed while doing `what`.

@@ -150,6 +150,34 @@ impl Context {
         })
     }
 
+    /// Whether both are of one device, and so the same.
+    pub(crate) fn is_of(&self, other: &Self) -> bool {
+        self.device == other.device
+    }
+
+    /// Lets work of this context access memory of another one's device.
+    pub(crate) fn enable_peer(&self, other: &Self) -> Result<(), Fault> {
+        let mut can = 0;
+        call("asking for peer access", || {
+            // SAFETY: both devices come from `cuDeviceGet`, the pointer is to a live integer.
+            unsafe { sys::cuDeviceCanAccessPeer(&raw mut can, self.device, other.device) }.result()
+        })?;
+        if can == 0 {
+            return Err(Fault {
+                code: None,
+                text: "the driver offers no peer access".to_owned(),
+            });
+        }
+        self.bind()?;
+        call("enabling peer access", || {
+            // SAFETY: both contexts are retained.
+            match unsafe { sys::cuCtxEnablePeerAccess(other.raw, 0) } {
+                sys::CUresult::CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED => Ok(()),
+                status => status.result(),
+            }
+        })
+    }
+
     /// Free and total bytes of device memory.
     pub(crate) fn memory(&self) -> Result<(u64, u64), Fault> {
         self.bind()?;
@@ -237,13 +265,13 @@ unsafe impl Send for Pinned {}
 unsafe impl Sync for Pinned {}
 
 impl Pinned {
-    /// Allocates zeroed memory.
+    /// Allocates zeroed memory, which every context takes for pinned.
     pub(crate) fn new(context: &Arc<Context>, n_bytes: usize) -> Result<Self, Fault> {
         context.bind()?;
         let n_bytes = n_bytes.max(1);
         // SAFETY: the context is current; the memory is of this size and gets contents before anyone reads it.
         let raw = call("allocating pinned host memory", || unsafe {
-            let raw = result::malloc_host(n_bytes, 0)?.cast::<u8>();
+            let raw = result::malloc_host(n_bytes, sys::CU_MEMHOSTALLOC_PORTABLE)?.cast::<u8>();
             raw.write_bytes(0, n_bytes);
             Ok(raw)
         })?;
@@ -252,6 +280,16 @@ impl Pinned {
             raw,
             n_bytes,
         })
+    }
+
+    /// The memory, if it is there and has this size.
+    fn check(pinned: Option<&Self>, n_bytes: usize) -> Result<&Self, Fault> {
+        pinned
+            .filter(|pinned| pinned.n_bytes >= n_bytes)
+            .ok_or_else(|| Fault {
+                code: None,
+                text: format!("{n_bytes} bytes exceed their pinned memory"),
+            })
     }
 
     /// Size in bytes.
@@ -382,18 +420,18 @@ impl Stream {
     /// Copies the first `n_bytes` of pinned memory to the device.
     pub(crate) fn upload(
         &self,
-        source: &Pinned,
+        source: Option<&Pinned>,
         target: &Memory,
         offset: u64,
         n_bytes: usize,
     ) -> Result<(), Fault> {
         self.context.bind()?;
         let address = target.check(offset, n_bytes)?;
-        let bytes = source.bytes().get(..n_bytes).unwrap_or_default();
+        let bytes = Pinned::check(source, n_bytes)?.bytes();
         // SAFETY: both ranges were checked; the caller keeps both until the stream has passed this point and does
         // not write the source.
         call("copying to the device", || unsafe {
-            result::memcpy_htod_async(address, bytes, self.raw)
+            result::memcpy_htod_async(address, &bytes[..n_bytes], self.raw)
         })
     }
 
@@ -403,16 +441,51 @@ impl Stream {
         source: &Memory,
         offset: u64,
         n_bytes: usize,
-        target: &mut Pinned,
+        target: Option<&Pinned>,
     ) -> Result<(), Fault> {
         self.context.bind()?;
         let address = source.check(offset, n_bytes)?;
-        let stream = self.raw;
-        let bytes = target.bytes_mut().get_mut(..n_bytes).unwrap_or_default();
-        // SAFETY: both ranges were checked; the caller keeps both until the stream has passed this point and does
-        // not read the target before.
+        let raw = Pinned::check(target, n_bytes)?.raw;
+        // SAFETY: both ranges were checked; the caller keeps both until the stream has passed this point, and looks
+        // at the target neither before nor while others may.
         call("copying to the host", || unsafe {
-            result::memcpy_dtoh_async(bytes, address, stream)
+            sys::cuMemcpyDtoHAsync_v2(raw.cast(), address, n_bytes, self.raw).result()
+        })
+    }
+
+    /// Copies between memory of this stream's context and of the same or of another one.
+    pub(crate) fn copy(
+        &self,
+        source: &Memory,
+        source_offset: u64,
+        target: &Memory,
+        target_offset: u64,
+        n_bytes: usize,
+    ) -> Result<(), Fault> {
+        self.context.bind()?;
+        let from = source.check(source_offset, n_bytes)?;
+        let to = target.check(target_offset, n_bytes)?;
+        let (source, target) = (source.context.raw, target.context.raw);
+        // SAFETY: both ranges were checked; the caller keeps both until the stream has passed this point.
+        call("copying between devices", || unsafe {
+            if source == target {
+                result::memcpy_dtod_async(to, from, n_bytes, self.raw)
+            } else {
+                result::memcpy_peer_async(target, to, source, from, n_bytes, self.raw)
+            }
+        })
+    }
+
+    /// Comes after the point that an event marks, of whatever context.
+    pub(crate) fn wait(&self, event: &Event) -> Result<(), Fault> {
+        self.context.bind()?;
+        // SAFETY: both live. The driver notes what the event marks now; it needs the event no longer.
+        call("waiting for an event", || unsafe {
+            result::stream::wait_event(
+                self.raw,
+                event.raw,
+                sys::CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT,
+            )
         })
     }
 
@@ -443,7 +516,7 @@ impl Stream {
         // SAFETY: the function's module is kept by `kernel.function`. The arguments are those of the generated
         // prelude: a pointer a binding, then the block, which is padded beyond the size that the kernel reads. What
         // the pointers name is kept by the recording until its work has finished.
-        call("launching a kernel", || unsafe {
+        call(&kernel.name, || unsafe {
             result::launch_kernel(
                 kernel.function.raw,
                 (x, y, z),
@@ -453,6 +526,18 @@ impl Stream {
                 &mut addresses,
             )
         })
+    }
+
+    /// Launches kernels and waits for each, so that a failure has a name.
+    pub(crate) fn launch_each(&self, kernels: &[Kernel]) -> Result<(), Fault> {
+        for kernel in kernels {
+            self.launch(kernel)?;
+            // SAFETY: the stream lives as long as `self`.
+            call(&kernel.name, || unsafe {
+                result::stream::synchronize(self.raw)
+            })?;
+        }
+        Ok(())
     }
 
     /// Records launches without running them.
@@ -597,6 +682,8 @@ impl Drop for Function {
 /// One launch, ready to be made.
 #[derive(Debug)]
 pub(crate) struct Kernel {
+    /// Op, entry and specialisation, for messages.
+    pub(crate) name: String,
     pub(crate) function: Arc<Function>,
     pub(crate) grid: [u32; 3],
     pub(crate) threads: u32,

@@ -18,12 +18,16 @@ mod caps;
 mod device;
 pub mod emulated;
 mod error;
+mod lane;
 mod launch;
 mod modules;
+mod peer;
 mod profile;
 mod record;
 pub mod source;
 
-pub use caps::{CudaInfo, CudaOptions, LimitOverrides, Progress, documented_caps, enumerate};
+pub use caps::{CudaInfo, CudaOptions, LimitOverrides, documented_caps, enumerate};
 pub use device::CudaDevice;
+pub use gemel_core::kernel::Progress;
 pub use modules::{check, compiler};
+pub use peer::{Link, PeerAccess, Route, links};

@@ -4,24 +4,23 @@
     reason = "NVRTC is a C library; its handles do not leave this file"
 )]
 
-use std::borrow::Cow;
-use std::collections::{HashMap, HashSet};
 use std::ffi::{CStr, CString, c_char};
 use std::fmt::{self, Write as _};
 use std::fs;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, OnceLock};
 
 use cudarc::nvrtc::{result as nvrtc, sys};
 use gemel_core::error::DeviceError;
-use gemel_core::op::{Const, Launch, Spec};
+use gemel_core::kernel::{self, Kernels, Key, Progress};
+use gemel_core::op::{Const, Launch};
+use gemel_core::source::Library;
 
-use crate::caps::Progress;
-use crate::error::{Gpu, lock};
+use crate::error::Gpu;
 use crate::launch::{Context, Function};
-use crate::source::{Library, Source};
+use crate::source::{self, Source};
 
 /// Turns a source into the image of a module.
 pub(crate) trait Compiler: fmt::Debug + Send + Sync {
@@ -38,52 +37,11 @@ pub(crate) trait Compiler: fmt::Debug + Send + Sync {
     fn compile(&self, name: &str, source: &Source) -> Result<Vec<u8>, String>;
 }
 
-/// What makes a kernel: the source is made of nothing else.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-struct Key {
-    op: &'static str,
-    entry: &'static str,
-    spec: Spec,
-    params: Vec<(Cow<'static, str>, &'static str)>,
-}
-
-impl Key {
-    fn new(op: &'static str, launch: &Launch) -> Self {
-        Self {
-            op,
-            entry: launch.entry,
-            spec: launch.spec.clone(),
-            params: launch
-                .params
-                .fields()
-                .iter()
-                .map(|(name, value)| (name.clone(), value.type_name()))
-                .collect(),
-        }
-    }
-}
-
-/// `op/entry[CONST=value, prefix=file]`, for messages.
-impl fmt::Display for Key {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}/{}[", self.op, self.entry)?;
-        let consts = self.spec.consts.iter().map(|(name, value)| match value {
-            Const::U32(value) => format!("{name}={value}"),
-            Const::Bool(value) => format!("{name}={value}"),
-        });
-        let imports = self
-            .spec
-            .imports
-            .iter()
-            .map(|(p, file)| format!("{p}={file}"));
-        let parts: Vec<String> = consts.chain(imports).collect();
-        write!(f, "{}]", parts.join(", "))
-    }
-}
-
 /// A compiled kernel.
 #[derive(Debug)]
 pub(crate) struct Module {
+    /// Op, entry and specialisation, for messages.
+    pub(crate) name: String,
     pub(crate) function: Arc<Function>,
     pub(crate) threads: u32,
     pub(crate) shared_bytes: u32,
@@ -95,8 +53,7 @@ pub(crate) struct Modules {
     library: Library,
     compiler: Box<dyn Compiler>,
     cache: Option<PathBuf>,
-    progress: Option<Progress>,
-    loaded: Mutex<HashMap<Key, Arc<Module>>>,
+    loaded: Kernels<Module>,
 }
 
 impl Modules {
@@ -110,8 +67,7 @@ impl Modules {
             library,
             compiler,
             cache,
-            progress,
-            loaded: Mutex::default(),
+            loaded: Kernels::new(progress),
         }
     }
 
@@ -122,70 +78,8 @@ impl Modules {
         context: &Arc<Context>,
         launches: &[(&'static str, &Launch)],
     ) -> Result<Vec<Arc<Module>>, DeviceError> {
-        let keys: Vec<Key> = launches
-            .iter()
-            .map(|&(op, launch)| Key::new(op, launch))
-            .collect();
-        let mut jobs: Vec<(&Key, &Launch)> = Vec::new();
-        {
-            let loaded = lock(&self.loaded);
-            let mut seen: HashSet<&Key> = HashSet::new();
-            for (key, &(_, launch)) in keys.iter().zip(launches) {
-                if !loaded.contains_key(key) && seen.insert(key) {
-                    jobs.push((key, launch));
-                }
-            }
-        }
-        self.load_all(gpu, context, &jobs)?;
-        let loaded = lock(&self.loaded);
-        keys.iter()
-            .map(|key| {
-                loaded
-                    .get(key)
-                    .cloned()
-                    .ok_or_else(|| gpu.driver(format!("kernel {key} vanished")))
-            })
-            .collect()
-    }
-
-    fn load_all(
-        &self,
-        gpu: &Gpu,
-        context: &Arc<Context>,
-        jobs: &[(&Key, &Launch)],
-    ) -> Result<(), DeviceError> {
-        if jobs.is_empty() {
-            return Ok(());
-        }
-        let report = |done: usize| {
-            if let Some(Progress(report)) = &self.progress {
-                report(done, jobs.len());
-            }
-        };
-        report(0);
-        let next = AtomicUsize::new(0);
-        let done = AtomicUsize::new(0);
-        let work = || -> Result<(), DeviceError> {
-            while let Some((key, launch)) = jobs.get(next.fetch_add(1, Ordering::Relaxed)) {
-                let module = self.load(gpu, context, key, launch)?;
-                lock(&self.loaded).insert((*key).clone(), Arc::new(module));
-                report(done.fetch_add(1, Ordering::Relaxed) + 1);
-            }
-            Ok(())
-        };
-        let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        let n_threads = cores.min(jobs.len());
-        if n_threads == 1 {
-            return work();
-        }
-        std::thread::scope(|scope| {
-            let threads: Vec<_> = (0..n_threads).map(|_| scope.spawn(work)).collect();
-            for thread in threads {
-                thread
-                    .join()
-                    .unwrap_or_else(|_| Err(gpu.driver("the kernel compiler failed")))?;
-            }
-            Ok(())
+        self.loaded.get(&gpu.name, launches, |key, launch| {
+            self.load(gpu, context, key, launch)
         })
     }
 
@@ -213,9 +107,7 @@ impl Modules {
         let threads = constant("THREADS")
             .ok_or_else(|| failed("the specialisation has no THREADS".to_owned()))?;
         let shared_bytes = constant("SHARED_BYTES").unwrap_or(0);
-        let mut source = self
-            .library
-            .assemble(key.op, launch)
+        let mut source = source::join(&self.library, key.op, launch)
             .map_err(|error| failed(error.to_string()))?;
         source.text += &self.compiler.suffix(key.entry);
 
@@ -255,6 +147,7 @@ impl Modules {
                 .map_err(|fault| gpu.fault(&format!("kernel {key}"), &fault))?;
         }
         Ok(Module {
+            name: key.to_string(),
             function: Arc::new(function),
             threads,
             shared_bytes,
@@ -342,7 +235,10 @@ pub(crate) fn default_cache() -> Option<PathBuf> {
 /// The loader's words.
 pub(crate) fn preload(path: &Path) -> Result<(), String> {
     // SAFETY: loading runs the library's initialisers; the caller means this file to be what it is.
-    let library = unsafe { libloading::Library::new(path) }.map_err(|error| error.to_string())?;
+    let library = unsafe { libloading::Library::new(path) }.map_err(|error| {
+        let details = std::error::Error::source(&error).map(|source| format!(": {source}"));
+        format!("{}: {error}{}", path.display(), details.unwrap_or_default())
+    })?;
     std::mem::forget(library);
     Ok(())
 }
@@ -378,6 +274,28 @@ pub(crate) fn nvrtc_version() -> Result<(i32, i32), String> {
             Ok((major, minor))
         })
         .clone()
+}
+
+/// Whether a driver takes what a version of NVRTC makes. Drivers run machine code of their own major version and of
+/// older ones; the portable form must not be newer than the driver at all.
+///
+/// # Errors
+/// One line that says what to install.
+pub(crate) fn fits(driver: (u32, u32), nvrtc: (i32, i32), portable: bool) -> Result<(), String> {
+    let nvrtc = (nvrtc.0.unsigned_abs(), nvrtc.1.unsigned_abs());
+    let is_new_enough = if portable {
+        driver >= nvrtc
+    } else {
+        driver.0 >= nvrtc.0
+    };
+    if is_new_enough {
+        return Ok(());
+    }
+    Err(format!(
+        "the driver is for CUDA {}.{}, which does not run what NVRTC {}.{} compiles; install a newer driver, or name \
+         an older NVRTC in $GEMEL_NVRTC",
+        driver.0, driver.1, nvrtc.0, nvrtc.1
+    ))
 }
 
 /// Calls NVRTC; cudarc panics where a library lacks a function.
@@ -417,11 +335,11 @@ pub(crate) struct Nvrtc {
 }
 
 impl Nvrtc {
-    /// The compiler for a compute capability.
+    /// The compiler for a compute capability, and for a version of the driver unless only text is checked.
     ///
     /// # Errors
     /// One line that says why there is none.
-    pub(crate) fn new(compute: (u32, u32)) -> Result<Self, String> {
+    pub(crate) fn new(compute: (u32, u32), driver: Option<(u32, u32)>) -> Result<Self, String> {
         let version = nvrtc_version()?;
         let known = architectures()?;
         let target = Target::choose(compute, &known).ok_or_else(|| {
@@ -430,6 +348,9 @@ impl Nvrtc {
                 version.0, version.1, compute.0, compute.1
             )
         })?;
+        if let Some(driver) = driver {
+            fits(driver, version, matches!(target, Target::Ptx(_)))?;
+        }
         let architecture = match target {
             Target::Cubin(arch) => format!("sm_{arch}"),
             Target::Ptx(arch) => format!("compute_{arch}"),
@@ -483,16 +404,15 @@ pub fn check(
     launch: &Launch,
     compute: (u32, u32),
 ) -> Result<Vec<u8>, DeviceError> {
-    let compiler = Nvrtc::new(compute).map_err(|available| DeviceError::NotFound {
+    let compiler = Nvrtc::new(compute, None).map_err(|available| DeviceError::NotFound {
         wanted: "nvrtc".to_owned(),
         available,
     })?;
-    Library::embedded()
-        .assemble(op, launch)
+    source::join(&source::embedded(), op, launch)
         .map_err(|error| error.to_string())
         .and_then(|source| compiler.compile(&format!("kernels/{op}.cu"), &source))
         .map_err(|log| DeviceError::Compile {
-            kernel: Key::new(op, launch).to_string(),
+            kernel: kernel::name_of(op, launch),
             log,
         })
 }
@@ -629,6 +549,16 @@ mod tests {
             ((7, 0), None),
         ] {
             assert_eq!(Target::choose(compute, &known), target, "{compute:?}");
+        }
+    }
+
+    #[test]
+    fn drivers_run_what_is_not_newer_than_they_are() {
+        assert!(fits((12, 2), (12, 9), false).is_ok(), "one major version");
+        assert!(fits((13, 0), (12, 9), true).is_ok(), "an older compiler");
+        for (driver, nvrtc, portable) in [((12, 9), (13, 0), false), ((12, 2), (12, 9), true)] {
+            let message = fits(driver, nvrtc, portable).unwrap_err();
+            assert!(message.contains("newer driver"), "{message}");
         }
     }
 

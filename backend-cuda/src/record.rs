@@ -17,6 +17,8 @@ use crate::launch::{Graph, Kernel, Stream};
 pub(crate) struct Native {
     /// The lane of the device that recorded it.
     pub(crate) lane: u64,
+    /// The plan, with its kernel if it has one only: what fails may be named by it.
+    pub(crate) label: String,
     /// The launches, in order.
     pub(crate) kernels: Vec<Kernel>,
     /// The same as one unit; `None` if there is none.
@@ -35,8 +37,8 @@ impl Tables {
             return Ok(memory.clone());
         }
         let bytes: &[u8] = bytemuck::cast_slice(table.words);
-        let memory = device.allocate(bytes.len() as u64, table.name)?;
-        device.upload(&memory, 0, bytes, 0, table.name)?;
+        let (memory, _) = device.allocate(bytes.len() as u64, table.name)?;
+        device.lane.upload(&memory, 0, bytes, 0, table.name, &[])?;
         lock(&self.0).insert(table.name, memory.clone());
         Ok(memory)
     }
@@ -44,7 +46,7 @@ impl Tables {
 
 /// Compiles the kernels of a plan and captures its launches.
 pub(crate) fn record(device: &CudaDevice, plan: &Plan) -> Result<Native, DeviceError> {
-    let gpu = &device.gpu;
+    let gpu = &device.lane.gpu;
     gpu.check()?;
     let launches: Vec<(&Step, &Launch)> = plan
         .steps
@@ -55,7 +57,7 @@ pub(crate) fn record(device: &CudaDevice, plan: &Plan) -> Result<Native, DeviceE
         .iter()
         .map(|(step, launch)| (step.op.name(), *launch))
         .collect();
-    let modules = device.modules.get(gpu, &device.context, &wanted)?;
+    let modules = device.modules.get(gpu, &device.lane.context, &wanted)?;
     let mut kernels = Vec::with_capacity(launches.len());
     let mut tables = Vec::new();
     for ((step, launch), module) in launches.into_iter().zip(modules) {
@@ -77,8 +79,13 @@ pub(crate) fn record(device: &CudaDevice, plan: &Plan) -> Result<Native, DeviceE
                         .buffers
                         .get(span.buffer)
                         .ok_or_else(|| fail(format!("the plan has no buffer {}", span.buffer)))?;
-                    let allocation =
-                        buffers::allocation(gpu, device.lane, buffer, span.offset, span.n_bytes)?;
+                    let allocation = buffers::allocation(
+                        gpu,
+                        device.lane.id,
+                        buffer,
+                        span.offset,
+                        span.n_bytes,
+                    )?;
                     Ok(allocation.memory.address(span.offset))
                 }
                 Storage::Table(table) => {
@@ -90,6 +97,7 @@ pub(crate) fn record(device: &CudaDevice, plan: &Plan) -> Result<Native, DeviceE
             })
             .collect::<Result<Vec<u64>, DeviceError>>()?;
         kernels.push(Kernel {
+            name: module.name.clone(),
             function: module.function.clone(),
             grid: launch.grid,
             threads: module.threads,
@@ -103,11 +111,16 @@ pub(crate) fn record(device: &CudaDevice, plan: &Plan) -> Result<Native, DeviceE
         None
     } else {
         // A stream of its own: the device's goes on with its work.
-        let graph = Stream::new(&device.context).and_then(|stream| stream.capture(&kernels));
+        let graph = Stream::new(&device.lane.context).and_then(|stream| stream.capture(&kernels));
         Some(graph.map_err(|fault| gpu.fault(&what, &fault))?)
     };
+    let label = match &kernels[..] {
+        [kernel] => format!("plan {} ({})", plan.label, kernel.name),
+        _ => format!("plan {}", plan.label),
+    };
     Ok(Native {
-        lane: device.lane,
+        label,
+        lane: device.lane.id,
         kernels,
         graph,
         _tables: tables,

@@ -4,72 +4,28 @@
 
 #![allow(clippy::unwrap_used, reason = "the helpers belong to tests")]
 
-use std::fmt;
-use std::sync::Arc;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use gemel_core::DType;
+use gemel_core::device::contract::{self, Probe};
 use gemel_core::device::{Device, Recording, submit};
-use gemel_core::error::{DeviceError, OpError};
-use gemel_core::graph::Graph;
-use gemel_core::op::{
-    Binding, Caps, Cost, Launch, Launches, Op, Operands, Params, Sharding, Spec, Tolerance,
-};
-use gemel_core::plan::{self, Arena};
-use gemel_core::reference::RefArgs;
+use gemel_core::error::DeviceError;
+use gemel_core::graph::{Graph, Tensor};
+use gemel_core::op::{Binding, Launch, Params, Spec};
 use gemel_core::tensor::TensorDesc;
 use gemel_cuda::emulated::open_emulated;
 use gemel_cuda::{CudaDevice, CudaOptions};
 
 /// `y = x`, and a trap in the kernel if the first element is negative.
-#[derive(Clone, Debug)]
-struct Trap;
-
-impl fmt::Display for Trap {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("trap")
-    }
-}
-
-impl Op for Trap {
-    fn name(&self) -> &'static str {
-        "trap"
-    }
-
-    fn outputs(
-        &self,
-        inputs: &[&TensorDesc],
-        _: &[&TensorDesc],
-    ) -> Result<Vec<TensorDesc>, OpError> {
-        Ok(vec![inputs[0].clone()])
-    }
-
-    fn launches(&self, _: Operands<'_>, _: &Caps) -> Result<Launches, OpError> {
-        Ok(Launches::one(Launch {
-            entry: "trap_if",
-            spec: Spec::threads(32),
-            params: Params::new(),
-            grid: [1, 1, 1],
-            bindings: vec![Binding::Input(0), Binding::Output(0)],
-        }))
-    }
-
-    fn cost(&self, _: Operands<'_>) -> Cost {
-        Cost::default()
-    }
-
-    fn tolerance(&self, _: Operands<'_>) -> Tolerance {
-        Tolerance::EXACT
-    }
-
-    fn sharding(&self) -> Sharding {
-        Sharding::Mirrored
-    }
-
-    fn reference(&self, _: &mut RefArgs<'_>) {}
-
-    fn as_any(&self) -> &dyn std::any::Any {
-        self
-    }
+fn trap(desc: &TensorDesc) -> Probe {
+    let launch = Launch {
+        entry: "trap_if",
+        spec: Spec::threads(32),
+        params: Params::new(),
+        grid: [1, 1, 1],
+        bindings: vec![Binding::Input(0), Binding::Output(0)],
+    };
+    Probe::new("trap", desc.clone(), launch)
 }
 
 const TRAP: &str = r#"#include "lib/device.cuh"
@@ -83,28 +39,31 @@ KERNEL trap_if(const int* x, int* y, const Params p) {
 }
 "#;
 
-fn open() -> CudaDevice {
-    let options = CudaOptions {
+fn options() -> CudaOptions {
+    CudaOptions {
         sources: [("trap.cu".to_owned(), TRAP.to_owned())].into(),
         ..CudaOptions::new("cuda-emulated")
-    };
-    open_emulated(&options).unwrap_or_else(|error| panic!("{error}"))
+    }
 }
 
-fn record(device: &dyn Device) -> Recording {
-    let x = device.alloc(4, "x").unwrap();
+fn open(options: &CudaOptions) -> CudaDevice {
+    open_emulated(options).unwrap_or_else(|error| panic!("{error}"))
+}
+
+/// The op, so many times over.
+fn record(device: &dyn Device, times: usize) -> Recording {
+    let x = Tensor {
+        desc: TensorDesc::new(DType::I32, [1]),
+        buffers: vec![device.alloc(4, "x").unwrap()],
+    };
     let mut graph = Graph::new();
-    let x = graph.bind(
-        "x",
-        &gemel_core::graph::Tensor {
-            desc: TensorDesc::new(DType::I32, [1]),
-            buffers: vec![x],
-        },
-    );
-    let y = graph.apply("trap", Trap, &[x]).unwrap();
-    graph.output(y);
-    let plan = plan::compile("trap", graph, device, &mut Arena::default()).unwrap();
-    device.record(&Arc::new(plan)).unwrap()
+    let probe = trap(&x.desc);
+    let mut value = graph.bind("x", &x);
+    for _ in 0..times {
+        value = graph.apply("trap", probe.clone(), &[value]).unwrap();
+    }
+    graph.output(value);
+    contract::record(device, "trap", graph)
 }
 
 /// A replay with this input.
@@ -125,7 +84,16 @@ fn run(device: &dyn Device, recording: &Recording, x: i32) -> Result<i32, Device
 /// launched. The pretend driver reads its settings from the environment of a process.
 #[test]
 fn a_failure_shows_when_streams_lag() {
-    let other = "a_failed_kernel_loses_the_device_and_the_next_one_works";
+    for other in [
+        "a_failed_kernel_loses_the_device_and_the_next_one_works",
+        "a_checked_device_names_the_kernel",
+    ] {
+        passes_when_streams_lag(other);
+    }
+}
+
+#[track_caller]
+fn passes_when_streams_lag(other: &str) {
     let output = std::process::Command::new(std::env::current_exe().unwrap())
         .args(["--exact", other])
         .env("GEMEL_EMULATION_ASYNC", "1")
@@ -138,15 +106,25 @@ fn a_failure_shows_when_streams_lag() {
     );
 }
 
+/// One test at a time: a failure is that of the whole context, until the last that holds it has gone.
+static ALONE: Mutex<()> = Mutex::new(());
+
+fn alone() -> MutexGuard<'static, ()> {
+    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 #[test]
 fn a_failed_kernel_loses_the_device_and_the_next_one_works() {
-    let device = open();
-    let recording = record(&device);
+    let _alone = alone();
+    let device = open(&options());
+    let recording = record(&device, 1);
     assert_eq!(run(&device, &recording, 7).unwrap(), 7, "works");
     match run(&device, &recording, -1) {
         Err(DeviceError::Lost { device, reason }) => {
             assert_eq!(device, "cuda-emulated:0", "which");
-            assert!(reason.contains("plan trap"), "{reason}");
+            for part in ["plan trap", "trap/trap_if[THREADS=32]"] {
+                assert!(reason.contains(part), "{part}: {reason}");
+            }
         }
         other => panic!("{other:?}"),
     }
@@ -162,11 +140,29 @@ fn a_failed_kernel_loses_the_device_and_the_next_one_works() {
     // The failure is the context's, which ends with the last that holds it.
     drop(recording);
     drop(device);
-    let device = open();
-    let recording = record(&device);
+    let device = open(&options());
+    let recording = record(&device, 1);
     assert_eq!(
         run(&device, &recording, 8).unwrap(),
         8,
         "a new device works"
     );
+}
+
+/// A plan of several kernels fails as a whole; launch by launch, the one that failed has a name.
+#[test]
+fn a_checked_device_names_the_kernel() {
+    let _alone = alone();
+    let device = open(&CudaOptions {
+        checked: true,
+        ..options()
+    });
+    let recording = record(&device, 3);
+    assert_eq!(run(&device, &recording, 7).unwrap(), 7, "works");
+    match run(&device, &recording, -1) {
+        Err(DeviceError::Lost { reason, .. }) => {
+            assert!(reason.contains("trap/trap_if[THREADS=32]"), "{reason}");
+        }
+        other => panic!("{other:?}"),
+    }
 }

@@ -1,8 +1,8 @@
-//! Device memory and its account, and the staging buffers of read-backs.
+//! Device memory, and the staging buffers of read-backs.
 
-use std::sync::{Arc, Mutex};
+use std::sync::Mutex;
 
-use gemel_core::device::{Buffer, Memory};
+use gemel_core::device::{Account, Buffer, Reserved};
 use gemel_core::error::DeviceError;
 
 use crate::error::{Fault, Gpu, lock};
@@ -10,59 +10,12 @@ use crate::error::{Fault, Gpu, lock};
 /// Memory is handed out in multiples of the widest element that a kernel may load.
 const GRANULE: u64 = 16;
 
-/// The engine's own account: drivers over-commit, so asking them tells nothing.
-#[derive(Clone, Debug)]
-pub(crate) struct Account(Arc<Mutex<Memory>>);
-
-impl Account {
-    pub(crate) fn new(total: u64) -> Self {
-        Self(Arc::new(Mutex::new(Memory {
-            used: 0,
-            peak: 0,
-            total,
-        })))
-    }
-
-    pub(crate) fn read(&self) -> Memory {
-        *lock(&self.0)
-    }
-
-    /// Reserves memory, or tells how much is left.
-    fn take(&self, n_bytes: u64) -> Result<Reserved, Memory> {
-        let mut memory = lock(&self.0);
-        match memory.used.checked_add(n_bytes) {
-            Some(used) if used <= memory.total => {
-                memory.used = used;
-                memory.peak = memory.peak.max(used);
-                Ok(Reserved {
-                    account: self.clone(),
-                    n_bytes,
-                })
-            }
-            _ => Err(*memory),
-        }
-    }
-}
-
-/// A share of the account, given back when dropped.
-#[derive(Debug)]
-struct Reserved {
-    account: Account,
-    n_bytes: u64,
-}
-
-impl Drop for Reserved {
-    fn drop(&mut self) {
-        lock(&self.account.0).used -= self.n_bytes;
-    }
-}
-
 /// Memory of a device.
 #[derive(Debug)]
 pub(crate) struct DeviceMemory {
     pub(crate) raw: wgpu::Buffer,
     /// The lane of the device that it belongs to.
-    lane: u64,
+    pub(crate) lane: u64,
     _reserved: Reserved,
 }
 
@@ -76,21 +29,15 @@ pub(crate) fn alloc(
     usage: wgpu::BufferUsages,
 ) -> Result<DeviceMemory, DeviceError> {
     gpu.check()?;
-    let out_of_memory = |memory: Memory| DeviceError::OutOfMemory {
-        device: gpu.name.clone(),
-        what: label.to_owned(),
-        needed: n_bytes,
-        free: memory.total - memory.used,
-        total: memory.total,
-    };
+    let exhausted = || account.exhausted(&gpu.name, label, n_bytes);
     let limit = gpu.device.limits().max_buffer_size;
-    let size = n_bytes.max(4).next_multiple_of(GRANULE);
-    if size > limit {
+    let size = n_bytes.max(4).checked_next_multiple_of(GRANULE);
+    let Some(size) = size.filter(|&size| size <= limit) else {
         return Err(gpu.usage(format!(
             "{n_bytes} bytes for {label} exceed the device's largest buffer of {limit} bytes; use several"
         )));
-    }
-    let reserved = account.take(size).map_err(out_of_memory)?;
+    };
+    let reserved = account.take(size).ok_or_else(exhausted)?;
     let raw = gpu.scoped(|| {
         gpu.device.create_buffer(&wgpu::BufferDescriptor {
             label: Some(label),
@@ -108,7 +55,7 @@ pub(crate) fn alloc(
         }),
         Err(Fault::OutOfMemory) => {
             drop(reserved);
-            Err(out_of_memory(account.read()))
+            Err(exhausted())
         }
         Err(Fault::Other(message)) => {
             Err(gpu.driver(format!("allocating {n_bytes} bytes for {label}: {message}")))

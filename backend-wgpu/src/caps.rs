@@ -6,10 +6,11 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::sync::{Arc, OnceLock};
+use std::sync::OnceLock;
 use std::time::Duration;
 
 use gemel_core::error::DeviceError;
+use gemel_core::kernel::Progress;
 use gemel_core::op::{Caps, DeviceClass};
 use wgpu::{Backend, Backends, DeviceType, Features, Limits};
 
@@ -70,16 +71,6 @@ pub struct LimitOverrides {
     pub no_subgroups: bool,
     /// Device memory that may be used; the only limit that may also exceed what was found.
     pub memory_bytes: Option<u64>,
-}
-
-/// Called with the number of kernels compiled and the number to compile.
-#[derive(Clone)]
-pub struct Progress(pub Arc<dyn Fn(usize, usize) + Send + Sync>);
-
-impl fmt::Debug for Progress {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Progress")
-    }
 }
 
 /// An adapter that can execute plans.

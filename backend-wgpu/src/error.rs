@@ -1,9 +1,11 @@
 //! From what wgpu reports to what the device contract promises: typed errors, never a panic.
 
+use std::ops::Deref;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use gemel_core::device::Health;
 use gemel_core::error::DeviceError;
 
 /// A lock whose data stays usable after a panic of another thread.
@@ -30,22 +32,23 @@ impl Fault {
     }
 }
 
-/// What the callbacks of a device report.
-#[derive(Debug, Default)]
-struct Reports {
-    lost: OnceLock<String>,
-    uncaptured: Mutex<Option<String>>,
-}
-
-/// The wgpu device with its name and the reports of its callbacks.
+/// The wgpu device with what its callbacks report.
 #[derive(Debug)]
 pub(crate) struct Gpu {
-    pub(crate) name: String,
     pub(crate) device: wgpu::Device,
     pub(crate) queue: wgpu::Queue,
-    pub(crate) deadline: Duration,
-    reports: Arc<Reports>,
+    health: Arc<Health>,
+    /// The first error outside every scope.
+    uncaptured: Arc<Mutex<Option<String>>>,
     is_gl: bool,
+}
+
+impl Deref for Gpu {
+    type Target = Health;
+
+    fn deref(&self) -> &Health {
+        &self.health
+    }
 }
 
 /// All GL devices of a process share one context. wgpu panics on whoever waits for it longer than a second, which
@@ -63,22 +66,21 @@ impl Gpu {
         deadline: Duration,
     ) -> Self {
         let is_gl = device.adapter_info().backend == wgpu::Backend::Gl;
-        let reports = Arc::new(Reports::default());
-        let of_lost = reports.clone();
+        let health = Arc::new(Health::new(name, deadline));
+        let of_lost = health.clone();
         device.set_device_lost_callback(move |reason, message| {
-            // Only the first reason counts.
-            let _ = of_lost.lost.set(format!("{reason:?}: {message}"));
+            of_lost.lose(format!("{reason:?}: {message}"));
         });
-        let of_error = reports.clone();
+        let uncaptured = Arc::<Mutex<Option<String>>>::default();
+        let of_error = uncaptured.clone();
         device.on_uncaptured_error(Arc::new(move |error: wgpu::Error| {
-            lock(&of_error.uncaptured).get_or_insert_with(|| error.to_string());
+            lock(&of_error).get_or_insert_with(|| error.to_string());
         }));
         Self {
-            name,
             device,
             queue,
-            deadline,
-            reports,
+            health,
+            uncaptured,
             is_gl,
         }
     }
@@ -87,29 +89,10 @@ impl Gpu {
         self.is_gl.then(|| lock(&GL))
     }
 
-    pub(crate) fn usage(&self, what: impl Into<String>) -> DeviceError {
-        DeviceError::Usage {
-            device: self.name.clone(),
-            what: what.into(),
-        }
-    }
-
-    pub(crate) fn driver(&self, message: impl Into<String>) -> DeviceError {
-        DeviceError::Driver {
-            device: self.name.clone(),
-            message: message.into(),
-        }
-    }
-
     /// An error if the device was lost, or if an earlier call failed outside every scope.
     pub(crate) fn check(&self) -> Result<(), DeviceError> {
-        if let Some(reason) = self.reports.lost.get() {
-            return Err(DeviceError::Lost {
-                device: self.name.clone(),
-                reason: reason.clone(),
-            });
-        }
-        match lock(&self.reports.uncaptured).take() {
+        self.health.check()?;
+        match lock(&self.uncaptured).take() {
             Some(message) => Err(self.driver(message)),
             None => Ok(()),
         }
@@ -161,10 +144,8 @@ impl Gpu {
         let started = Instant::now();
         loop {
             self.check()?;
-            let mut left = self.deadline.saturating_sub(started.elapsed());
-            if self.is_gl {
-                left = left.min(GL_WAIT);
-            }
+            let left = self.left(started.elapsed()).unwrap_or_default();
+            let left = if self.is_gl { left.min(GL_WAIT) } else { left };
             let poll = wgpu::PollType::Wait {
                 submission_index: Some(index.clone()),
                 timeout: Some(left),
@@ -176,14 +157,8 @@ impl Gpu {
             match polled {
                 Ok(Ok(_)) => return self.check(),
                 // Some drivers wait at most a few seconds at a time.
-                Ok(Err(wgpu::PollError::Timeout)) if started.elapsed() < self.deadline => {}
-                Ok(Err(wgpu::PollError::Timeout)) => {
-                    return Err(DeviceError::Timeout {
-                        device: self.name.clone(),
-                        what: what.to_owned(),
-                        seconds: self.deadline.as_secs(),
-                    });
-                }
+                Ok(Err(wgpu::PollError::Timeout)) if self.left(started.elapsed()).is_some() => {}
+                Ok(Err(wgpu::PollError::Timeout)) => return Err(self.timeout(what)),
                 Ok(Err(error)) => {
                     self.check()?;
                     return Err(self.driver(format!("waiting for {what}: {error}")));

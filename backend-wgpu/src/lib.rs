@@ -16,11 +16,13 @@ mod buffers;
 mod caps;
 mod device;
 mod error;
+mod lane;
 mod pipelines;
 mod profile;
 mod record;
 pub mod source;
 
-pub use caps::{AdapterInfo, LimitOverrides, Progress, WgpuOptions, enumerate};
+pub use caps::{AdapterInfo, LimitOverrides, WgpuOptions, enumerate};
 pub use device::WgpuDevice;
+pub use gemel_core::kernel::Progress;
 pub use pipelines::check;

@@ -4,18 +4,16 @@
     reason = "the project's own shaders run without wgpu's bounds checks"
 )]
 
-use std::borrow::Cow;
-use std::collections::{HashMap, HashSet};
-use std::fmt::Write as _;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 
 use gemel_core::error::DeviceError;
-use gemel_core::op::{Const, Launch, Spec};
+use gemel_core::kernel::{self, Kernels, Progress};
+use gemel_core::op::Launch;
+use gemel_core::source::Library;
 
-use crate::caps::Progress;
 use crate::error::{Fault, Gpu, lock};
-use crate::source::{Library, Source};
+use crate::source::{self, Source};
 
 /// How a kernel uses a binding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -48,48 +46,12 @@ pub(crate) struct Pipeline {
     pub(crate) bound: Vec<Bound>,
 }
 
-/// What makes two launches use the same kernel: everything that their text is made of, given the library.
-///
-/// Cheaper than the text itself, which a plan of hundreds of launches would put together hundreds of times.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-struct Key {
-    op: &'static str,
-    entry: &'static str,
-    spec: Spec,
-    /// Names and types of the parameter block.
-    params: Vec<(Cow<'static, str>, &'static str)>,
-}
-
-impl Key {
-    fn new(op: &'static str, launch: &Launch) -> Self {
-        Self {
-            op,
-            entry: launch.entry,
-            spec: launch.spec.clone(),
-            params: launch
-                .params
-                .fields()
-                .iter()
-                .map(|(name, value)| (name.clone(), value.type_name()))
-                .collect(),
-        }
-    }
-}
-
-/// A kernel that is not compiled yet, and a launch that needs it.
-#[derive(Debug)]
-struct Job<'a> {
-    key: Key,
-    launch: &'a Launch,
-}
-
 /// All kernels of a device.
 #[derive(Debug)]
 pub(crate) struct Pipelines {
     library: Library,
     checked: bool,
-    progress: Option<Progress>,
-    compiled: Mutex<HashMap<Key, Arc<Pipeline>>>,
+    compiled: Kernels<Pipeline>,
     layouts: Mutex<HashMap<Vec<(u32, Use)>, wgpu::BindGroupLayout>>,
 }
 
@@ -98,8 +60,7 @@ impl Pipelines {
         Self {
             library,
             checked,
-            progress,
-            compiled: Mutex::default(),
+            compiled: Kernels::new(progress),
             layouts: Mutex::default(),
         }
     }
@@ -110,89 +71,27 @@ impl Pipelines {
         gpu: &Gpu,
         launches: &[(&'static str, &Launch)],
     ) -> Result<Vec<Arc<Pipeline>>, DeviceError> {
-        let keys: Vec<Key> = launches
-            .iter()
-            .map(|&(op, launch)| Key::new(op, launch))
-            .collect();
-        let mut jobs: Vec<Job<'_>> = Vec::new();
-        {
-            let compiled = lock(&self.compiled);
-            let mut seen: HashSet<&Key> = HashSet::new();
-            for (key, &(_, launch)) in keys.iter().zip(launches) {
-                if !compiled.contains_key(key) && seen.insert(key) {
-                    jobs.push(Job {
-                        key: key.clone(),
-                        launch,
-                    });
-                }
-            }
-        }
-        self.compile_all(gpu, &jobs)?;
-        let compiled = lock(&self.compiled);
-        keys.iter()
-            .map(|key| {
-                compiled
-                    .get(key)
-                    .cloned()
-                    .ok_or_else(|| gpu.driver(format!("kernel {} vanished", key.entry)))
-            })
-            .collect()
-    }
-
-    fn compile_all(&self, gpu: &Gpu, jobs: &[Job<'_>]) -> Result<(), DeviceError> {
-        if jobs.is_empty() {
-            return Ok(());
-        }
-        let report = |done: usize| {
-            if let Some(Progress(report)) = &self.progress {
-                report(done, jobs.len());
-            }
-        };
-        report(0);
-        let next = AtomicUsize::new(0);
-        let done = AtomicUsize::new(0);
-        let work = || -> Result<(), DeviceError> {
-            while let Some(job) = jobs.get(next.fetch_add(1, Ordering::Relaxed)) {
-                let pipeline = self.compile(gpu, job)?;
-                lock(&self.compiled).insert(job.key.clone(), Arc::new(pipeline));
-                report(done.fetch_add(1, Ordering::Relaxed) + 1);
-            }
-            Ok(())
-        };
-        let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        let n_threads = cores.min(jobs.len());
-        if n_threads == 1 {
-            return work();
-        }
-        std::thread::scope(|scope| {
-            let threads: Vec<_> = (0..n_threads).map(|_| scope.spawn(work)).collect();
-            for thread in threads {
-                thread
-                    .join()
-                    .unwrap_or_else(|_| Err(gpu.driver("the shader compiler failed")))?;
-            }
-            Ok(())
+        self.compiled.get(&gpu.name, launches, |key, launch| {
+            self.compile(gpu, key.op, launch)
         })
     }
 
-    fn compile(&self, gpu: &Gpu, job: &Job<'_>) -> Result<Pipeline, DeviceError> {
-        let source = self
-            .library
-            .assemble(job.key.op, job.launch)
-            .map_err(|error| compile_error(job.key.op, job.launch, error.to_string()))?;
-        let (module, bound) = reflect(job.key.op, job.launch, &source)?;
+    fn compile(&self, gpu: &Gpu, op: &str, launch: &Launch) -> Result<Pipeline, DeviceError> {
+        let source = source::join(&self.library, op, launch)
+            .map_err(|error| compile_error(op, launch, error.to_string()))?;
+        let (module, bound) = reflect(op, launch, &source)?;
         let compiled = gpu.scoped(|| {
             let layout = self.layout(gpu, &bound);
             let pipeline_layout =
                 gpu.device
                     .create_pipeline_layout(&wgpu::PipelineLayoutDescriptor {
-                        label: Some(job.key.entry),
+                        label: Some(launch.entry),
                         bind_group_layouts: &[Some(&layout)],
                         immediate_size: 0,
                     });
             let descriptor = wgpu::ShaderModuleDescriptor {
-                label: Some(job.key.entry),
-                source: wgpu::ShaderSource::Naga(Cow::Owned(module)),
+                label: Some(launch.entry),
+                source: wgpu::ShaderSource::Naga(std::borrow::Cow::Owned(module)),
             };
             let module = if self.checked {
                 gpu.device.create_shader_module(descriptor)
@@ -211,10 +110,10 @@ impl Pipelines {
             let raw = gpu
                 .device
                 .create_compute_pipeline(&wgpu::ComputePipelineDescriptor {
-                    label: Some(job.key.entry),
+                    label: Some(launch.entry),
                     layout: Some(&pipeline_layout),
                     module: &module,
-                    entry_point: Some(job.key.entry),
+                    entry_point: Some(launch.entry),
                     compilation_options: wgpu::PipelineCompilationOptions {
                         constants: &[],
                         // Dear in software drivers; shaders write shared memory before they read it.
@@ -234,7 +133,7 @@ impl Pipelines {
                 Fault::OutOfMemory => "the driver is out of memory".to_owned(),
                 Fault::Other(message) => message,
             };
-            compile_error(job.key.op, job.launch, log)
+            compile_error(op, launch, log)
         })
     }
 
@@ -278,8 +177,7 @@ impl Pipelines {
 /// # Errors
 /// [`DeviceError::Compile`] with file and line.
 pub fn check(op: &str, launch: &Launch) -> Result<(), DeviceError> {
-    let source = Library::embedded()
-        .assemble(op, launch)
+    let source = source::join(&source::embedded(), op, launch)
         .map_err(|error| compile_error(op, launch, error.to_string()))?;
     reflect(op, launch, &source).map(|_| ())
 }
@@ -380,18 +278,6 @@ fn reflect(
 }
 
 fn compile_error(op: &str, launch: &Launch, log: String) -> DeviceError {
-    let mut kernel = format!("{op}/{} [", launch.entry);
-    for (index, (name, value)) in launch.spec.consts.iter().enumerate() {
-        let separator = if index == 0 { "" } else { ", " };
-        // Writing to a string cannot fail.
-        let _ = match value {
-            Const::U32(value) => write!(kernel, "{separator}{name}={value}"),
-            Const::Bool(value) => write!(kernel, "{separator}{name}={value}"),
-        };
-    }
-    for (prefix, file) in &launch.spec.imports {
-        let _ = write!(kernel, ", {prefix}={file}");
-    }
-    kernel.push(']');
+    let kernel = kernel::name_of(op, launch);
     DeviceError::Compile { kernel, log }
 }

@@ -3,11 +3,12 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use gemel_core::device::Account;
 use gemel_core::error::DeviceError;
 use gemel_core::op::{Binding, Launch, Table};
 use gemel_core::plan::{Placed, Plan, Span, Step};
 
-use crate::buffers::{self, Account, DeviceMemory};
+use crate::buffers::{self, DeviceMemory};
 use crate::device::WgpuDevice;
 use crate::error::{Gpu, lock};
 use crate::pipelines::{Pipeline, Use};
@@ -79,7 +80,7 @@ impl Tables {
 
 /// Compiles the kernels of a plan and makes its bind groups.
 pub(crate) fn record(device: &WgpuDevice, plan: &Plan) -> Result<Native, DeviceError> {
-    let gpu = &device.gpu;
+    let gpu = &device.lane.gpu;
     gpu.check()?;
     let launches: Vec<(&Step, &Launch)> = plan
         .steps
@@ -125,7 +126,7 @@ pub(crate) fn record(device: &WgpuDevice, plan: &Plan) -> Result<Native, DeviceE
         });
     }
     Ok(Native {
-        lane: device.lane,
+        lane: device.lane.id,
         dispatches,
         _params: params,
     })
@@ -136,7 +137,7 @@ fn upload_params(
     device: &WgpuDevice,
     launches: &[(&Step, &Launch)],
 ) -> Result<(Option<DeviceMemory>, Vec<u64>), DeviceError> {
-    let gpu = &device.gpu;
+    let gpu = &device.lane.gpu;
     let align = gpu.device.limits().min_uniform_buffer_offset_alignment as usize;
     let mut bytes: Vec<u8> = Vec::new();
     let mut known: HashMap<Vec<u8>, u64> = HashMap::new();
@@ -158,7 +159,7 @@ fn upload_params(
     let memory = buffers::alloc(
         gpu,
         &device.account,
-        device.lane,
+        device.lane.id,
         bytes.len() as u64,
         "parameters",
         wgpu::BufferUsages::UNIFORM | wgpu::BufferUsages::COPY_DST,
@@ -189,7 +190,7 @@ fn bind(
     params_offset: u64,
     fail: &dyn Fn(String) -> DeviceError,
 ) -> Result<wgpu::BindGroup, DeviceError> {
-    let gpu = &device.gpu;
+    let gpu = &device.lane.gpu;
     // Tables must outlive the loop that borrows them.
     let mut storage: Vec<Option<Storage<'_>>> = Vec::with_capacity(pipeline.bound.len());
     for bound in &pipeline.bound {
@@ -207,7 +208,7 @@ fn bind(
                     .buffers
                     .get(span.buffer)
                     .ok_or_else(|| fail(format!("the plan has no buffer {}", span.buffer)))?;
-                let raw = buffers::raw(gpu, device.lane, buffer, span.offset, span.n_bytes)?;
+                let raw = buffers::raw(gpu, device.lane.id, buffer, span.offset, span.n_bytes)?;
                 // wgpu refuses such a launch with many words; the remedy is the shader's declaration.
                 if *uses.entry(buffer.id()).or_insert(bound.usage) != bound.usage {
                     return Err(fail(format!(
@@ -280,7 +281,7 @@ fn find<'a>(
             .ok_or_else(|| fail(format!("the step has no scratch area {index}"))),
         Binding::Table(table) => device
             .tables
-            .get(&device.gpu, &device.account, device.lane, table)
+            .get(&device.lane.gpu, &device.account, device.lane.id, table)
             .map(Storage::Table),
     }
 }

@@ -3,63 +3,25 @@
 //! The rules are in `shaders/README.md`. Lines of the files are kept, so that a message of the compiler can be
 //! traced back to file and line.
 
-use std::borrow::Cow;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::fmt::Write as _;
 
 use gemel_core::op::{Const, Launch};
+use gemel_core::source::{Library, Naming, Piece, SourceError};
 
 include!(concat!(env!("OUT_DIR"), "/embedded.rs"));
 
-/// What a specialised library piece calls itself before it gets its prefix.
-const SELF: &str = "SELF_";
+/// Names have no extension: `rms_norm`, `lib/grid`.
+const NAMING: Naming = Naming {
+    folder: "shaders",
+    op_suffix: "",
+    piece_suffix: "",
+    hidden_suffix: ".wgsl",
+};
 
-/// A source text that cannot be put together.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum SourceError {
-    /// No file has the op's name.
-    #[error("there is no shader file `shaders/{name}.wgsl`")]
-    UnknownOp {
-        /// The op.
-        name: String,
-    },
-    /// An import that names no library file.
-    #[error("{from} imports `{name}`, but there is no `shaders/lib/{name}.wgsl`")]
-    UnknownImport {
-        /// The wanted file.
-        name: String,
-        /// Who wants it.
-        from: String,
-    },
-    /// An import after the top of a file.
-    #[error("{file}:{line}: `#import` is allowed at the top of a file only")]
-    LateImport {
-        /// The file.
-        file: String,
-        /// The line, from 1.
-        line: usize,
-    },
-    /// A piece that is chosen by type was imported by name.
-    #[error(
-        "{file}:{line}: `SELF_` stands for a prefix that only imports of a specialisation give"
-    )]
-    NoPrefix {
-        /// The file.
-        file: String,
-        /// The line, from 1.
-        line: usize,
-    },
-    /// One prefix for two pieces.
-    #[error("the specialisation imports both `{first}` and `{second}` as `{prefix}`")]
-    PrefixTwice {
-        /// The prefix.
-        prefix: String,
-        /// The piece that has it.
-        first: String,
-        /// The piece that wants it too.
-        second: String,
-    },
+/// The files of `shaders/`.
+pub fn embedded() -> Library {
+    Library::new(NAMING, EMBEDDED)
 }
 
 /// A text and where its lines come from.
@@ -90,108 +52,46 @@ impl Source {
     }
 }
 
-/// The shader files: the embedded ones, and replacements for experiments and tests.
-#[derive(Clone, Debug)]
-pub struct Library {
-    files: BTreeMap<Cow<'static, str>, Cow<'static, str>>,
-}
-
-impl Library {
-    /// The files of `shaders/`.
-    pub fn embedded() -> Self {
-        Self {
-            files: EMBEDDED
-                .iter()
-                .map(|(name, text)| (Cow::Borrowed(*name), Cow::Borrowed(*text)))
-                .collect(),
-        }
+/// Puts the text of a launch together.
+///
+/// # Errors
+/// Files that do not exist, misplaced imports.
+pub(crate) fn join(library: &Library, op: &str, launch: &Launch) -> Result<Source, SourceError> {
+    let (name, main) = library.op(op)?;
+    let mut assembly = Assembly {
+        library,
+        source: Source {
+            text: String::new(),
+            parts: Vec::new(),
+        },
+        imported: BTreeSet::new(),
+    };
+    for piece in library.pieces(op, launch)? {
+        assembly.add(&piece.name, piece.text, Some(&piece))?;
     }
+    assembly.add(&name, main, None)?;
 
-    /// No files.
-    pub fn empty() -> Self {
-        Self {
-            files: BTreeMap::new(),
-        }
-    }
-
-    /// Adds or replaces a file. Library pieces are called `lib/NAME`.
-    #[must_use]
-    pub fn with(mut self, name: impl Into<String>, text: impl Into<String>) -> Self {
-        self.files
-            .insert(Cow::Owned(name.into()), Cow::Owned(text.into()));
-        self
-    }
-
-    /// Names of all files, e.g. `lib/grid`.
-    pub fn names(&self) -> impl Iterator<Item = &str> {
-        self.files.keys().map(AsRef::as_ref)
-    }
-
-    /// Puts the text of a launch together.
-    ///
-    /// # Errors
-    /// Files that do not exist, misplaced imports.
-    pub fn assemble(&self, op: &str, launch: &Launch) -> Result<Source, SourceError> {
-        let main = self.files.get(op).ok_or_else(|| SourceError::UnknownOp {
-            name: op.to_owned(),
-        })?;
-        let mut assembly = Assembly {
-            library: self,
-            source: Source {
-                text: String::new(),
-                parts: Vec::new(),
-            },
-            imported: BTreeSet::new(),
-        };
-        let mut prefixes: BTreeMap<&str, &str> = BTreeMap::new();
-        for (prefix, file) in &launch.spec.imports {
-            if let Some(first) = prefixes.insert(prefix, file) {
-                if first == file {
-                    continue;
-                }
-                return Err(SourceError::PrefixTwice {
-                    prefix: (*prefix).to_owned(),
-                    first: first.to_owned(),
-                    second: file.clone(),
-                });
-            }
-            let text = self.piece(file, || format!("the specialisation of {op}"))?;
-            assembly.add(&format!("lib/{file}"), text, Some(prefix))?;
-        }
-        assembly.add(op, main, None)?;
-
-        let Source { text, parts } = assembly.source;
-        let prelude = prelude(launch, has_word(&text, "f16"));
-        let n_lines = prelude.lines().count();
-        let mut all = vec![(1, "prelude".to_owned())];
-        all.extend(
-            parts
-                .into_iter()
-                .map(|(line, file)| (line + n_lines, format!("shaders/{file}.wgsl"))),
-        );
-        Ok(Source {
-            text: prelude + &text,
-            parts: all,
-        })
-    }
-
-    fn piece(&self, name: &str, from: impl FnOnce() -> String) -> Result<&str, SourceError> {
-        match self.files.get(format!("lib/{name}").as_str()) {
-            Some(text) => Ok(text),
-            None => Err(SourceError::UnknownImport {
-                name: name.to_owned(),
-                from: from(),
-            }),
-        }
-    }
+    let Source { text, parts } = assembly.source;
+    let prelude = prelude(launch, has_word(&text, "f16"));
+    let n_lines = prelude.lines().count();
+    let mut all = vec![(1, "prelude".to_owned())];
+    all.extend(
+        parts
+            .into_iter()
+            .map(|(line, file)| (line + n_lines, NAMING.path(&file))),
+    );
+    Ok(Source {
+        text: prelude + &text,
+        parts: all,
+    })
 }
 
 /// The embedded text of a launch, e.g. to validate every specialisation without a device.
 ///
 /// # Errors
-/// As [`Library::assemble`].
+/// Files that do not exist, misplaced imports.
 pub fn assemble(op: &str, launch: &Launch) -> Result<String, SourceError> {
-    Ok(Library::embedded().assemble(op, launch)?.text)
+    Ok(join(&embedded(), op, launch)?.text)
 }
 
 struct Assembly<'a> {
@@ -201,38 +101,39 @@ struct Assembly<'a> {
 }
 
 impl Assembly<'_> {
-    /// Adds a file after the pieces it imports; with a prefix, the file is one chosen by type.
-    fn add(&mut self, name: &str, text: &str, prefix: Option<&str>) -> Result<(), SourceError> {
-        let file = || format!("shaders/{name}.wgsl");
+    /// Adds a file after the pieces it imports; `chosen` if it is one chosen by type.
+    fn add(
+        &mut self,
+        name: &str,
+        text: &str,
+        chosen: Option<&Piece<'_>>,
+    ) -> Result<(), SourceError> {
+        if chosen.is_none() {
+            self.library.check_prefix(name, text)?;
+        }
         let mut body = String::with_capacity(text.len());
         let mut top = true;
         for (index, line) in text.lines().enumerate() {
             if let Some(import) = line.strip_prefix("#import") {
                 if !top {
                     return Err(SourceError::LateImport {
-                        file: file(),
+                        file: NAMING.path(name),
                         line: index + 1,
                     });
                 }
                 let import = import.split("//").next().unwrap_or_default().trim();
                 if self.imported.insert(import.to_owned()) {
                     let library = self.library;
-                    let text = library.piece(import, file)?;
-                    self.add(&format!("lib/{import}"), text, None)?;
+                    let (name, text) = library.piece(import, || NAMING.path(name))?;
+                    self.add(&name, text, None)?;
                 }
                 // The line stays, so that lines keep their numbers.
                 body.push_str("//");
                 body.push_str(line);
             } else {
                 top &= line.trim().is_empty() || line.starts_with("//");
-                match prefix {
-                    Some(prefix) => body.push_str(&line.replace(SELF, &format!("{prefix}_"))),
-                    None if line.contains(SELF) && !line.trim_start().starts_with("//") => {
-                        return Err(SourceError::NoPrefix {
-                            file: file(),
-                            line: index + 1,
-                        });
-                    }
+                match chosen {
+                    Some(piece) => body.push_str(&piece.line(line)),
                     None => body.push_str(line),
                 }
             }
@@ -297,7 +198,7 @@ mod tests {
     }
 
     fn library() -> Library {
-        Library::empty()
+        Library::new(NAMING, &[])
             .with("lib/a", "// a\n#import b\nfn a() {}\n")
             .with("lib/b", "// b\nfn b() {}\n")
             .with(
@@ -317,7 +218,7 @@ mod tests {
     #[test]
     fn prelude_spells_out_constants_and_parameters() {
         let spec = Spec::threads(64).with("TILE", 4).flag("BIAS", true);
-        let source = library().assemble("twice", &launch(spec)).unwrap();
+        let source = join(&library(), "twice", &launch(spec)).unwrap();
         assert!(
             source.text.starts_with(
                 "const THREADS = 64u;\nconst TILE = 4u;\nconst BIAS = true;\n\
@@ -334,15 +235,13 @@ mod tests {
             params: Params::new(),
             ..launch(Spec::threads(1))
         };
-        let source = library().assemble("twice", &launch).unwrap();
+        let source = join(&library(), "twice", &launch).unwrap();
         naga::front::wgsl::parse_str(&source.text).expect("parses");
     }
 
     #[test]
     fn imports_come_once_and_before_their_users() {
-        let source = library()
-            .assemble("twice", &launch(Spec::threads(1)))
-            .unwrap();
+        let source = join(&library(), "twice", &launch(Spec::threads(1))).unwrap();
         assert_eq!(source.text.matches("fn b()").count(), 1, "imported twice");
         let place = |what: &str| source.text.find(what).unwrap();
         assert!(place("fn b()") < place("fn a()"), "b serves a");
@@ -352,7 +251,7 @@ mod tests {
     #[test]
     fn typed_pieces_get_their_prefix() {
         let spec = Spec::threads(1).import("w", "typed").import("x", "typed");
-        let source = library().assemble("twice", &launch(spec)).unwrap();
+        let source = join(&library(), "twice", &launch(spec)).unwrap();
         assert!(
             source
                 .text
@@ -365,13 +264,13 @@ mod tests {
                 .contains("fn x_load() -> f32 { return x_data[0]; }"),
             "x"
         );
-        assert!(!source.text.contains(SELF), "none left");
+        assert!(!source.text.contains("SELF_"), "none left");
     }
 
     #[test]
     fn lines_are_traced_to_files() {
         let spec = Spec::threads(1).import("w", "typed");
-        let source = library().assemble("twice", &launch(spec)).unwrap();
+        let source = join(&library(), "twice", &launch(spec)).unwrap();
         let line_of = |what: &str| {
             1 + source
                 .text
@@ -392,12 +291,8 @@ mod tests {
 
     #[test]
     fn wrong_sources_are_refused() {
-        let assemble = |op: &str, spec: Spec| {
-            library()
-                .assemble(op, &launch(spec))
-                .unwrap_err()
-                .to_string()
-        };
+        let assemble =
+            |op: &str, spec: Spec| join(&library(), op, &launch(spec)).unwrap_err().to_string();
         let plain = || Spec::threads(1);
         assert!(
             assemble("nothing", plain()).contains("shaders/nothing.wgsl"),
@@ -427,8 +322,7 @@ mod tests {
     #[test]
     fn f16_is_enabled_where_code_uses_it() {
         let text = |op: &str| {
-            library()
-                .assemble(op, &launch(Spec::threads(1)))
+            join(&library(), op, &launch(Spec::threads(1)))
                 .unwrap()
                 .text
         };

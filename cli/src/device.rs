@@ -41,7 +41,7 @@ pub(crate) fn open(args: &ModelArgs) -> Result<Arc<dyn Device>> {
     };
     if is_cuda(&args.device) {
         let mut options = CudaOptions::new(args.device.clone());
-        options.progress = Some(gemel_cuda::Progress(Arc::new(progress)));
+        options.progress = Some(Progress(Arc::new(progress)));
         if let Some(mib) = args.memory {
             options.limits = Some(gemel_cuda::LimitOverrides {
                 memory_bytes: Some(mib << 20),

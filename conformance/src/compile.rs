@@ -9,7 +9,7 @@ use std::fmt::Write as _;
 
 use gemel_core::error::DeviceError;
 use gemel_core::op::{Caps, Const, Launch};
-use gemel_cuda::source::Library;
+use gemel_cuda::source;
 use rayon::prelude::*;
 
 use crate::cases::{self, Case, Tag};
@@ -135,7 +135,7 @@ impl Kernel {
 /// Whether an op has a kernel at all.
 pub fn has_kernel(op: &str) -> bool {
     let file = format!("{op}.cu");
-    Library::embedded().files().any(|(name, _)| name == file)
+    source::embedded().files().any(|(name, _)| name == file)
 }
 
 /// The kernels of cases on these architectures, each once. `ops` empty: all that have any.

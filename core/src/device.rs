@@ -6,133 +6,43 @@
 //!
 //! # Order
 //! A device executes submissions of one lane in order. Every [`Buffer`] remembers the tickets of its last writer and
-//! of the readers since; [`submit`] is the only way to run a recording and adds the waits that these demand. Two
-//! recordings that touch the same cache can therefore never be in flight unordered, whoever made them.
+//! of the readers since. [`submit`] is the only way to run a recording and [`copy_across`] the only way to copy between
+//! buffers; they add the waits that these demand, and backends do the same for reads and writes by [`ordered`]. Two
+//! recordings that touch the same cache can therefore never be in flight unordered, whoever made them, on whatever
+//! device. A device orders its work behind lanes that it [can](Device::orders) wait for itself; for others the host
+//! waits.
 //!
 //! # Lifetimes
 //! A recording owns its plan and a plan owns, by reference count, every buffer it touches. Devices keep the buffers
 //! of a submission until its ticket has signalled, so dropping a handle never frees memory that is in use.
 
+mod account;
+mod buffer;
+#[cfg(feature = "contract")]
+pub mod contract;
+mod health;
+pub mod lane;
+mod order;
+
 use std::any::Any;
 use std::fmt;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::error::DeviceError;
 use crate::op::{Caps, DeviceClass};
 use crate::plan::Plan;
 
-/// A point in the work of one lane: signalled once everything up to it has finished.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Ticket {
-    /// The lane, unique in the process.
-    pub lane: u64,
-    /// Position in the lane's order.
-    pub value: u64,
-}
+pub use account::{Account, Reserved};
+pub use buffer::{Access, Buffer};
+pub use health::Health;
+pub use lane::Ticket;
+pub use order::{Place, copy_across, ordered, submit};
 
 /// A number that no other buffer, lane or plan of this process has.
 pub fn next_id() -> u64 {
     static NEXT: AtomicU64 = AtomicU64::new(1);
     NEXT.fetch_add(1, Ordering::Relaxed)
-}
-
-/// Last writer of a buffer and its readers since.
-#[derive(Debug, Default)]
-struct Usage {
-    writer: Option<Ticket>,
-    readers: Vec<Ticket>,
-}
-
-struct BufferInner {
-    id: u64,
-    n_bytes: u64,
-    label: String,
-    usage: Mutex<Usage>,
-    memory: Box<dyn Any + Send + Sync>,
-}
-
-/// Shared ownership of device memory.
-#[derive(Clone)]
-pub struct Buffer(Arc<BufferInner>);
-
-impl Buffer {
-    /// Wraps a backend's memory.
-    pub fn new(n_bytes: u64, label: impl Into<String>, memory: Box<dyn Any + Send + Sync>) -> Self {
-        Self(Arc::new(BufferInner {
-            id: next_id(),
-            n_bytes,
-            label: label.into(),
-            usage: Mutex::default(),
-            memory,
-        }))
-    }
-
-    /// Identity: never reused, so that whatever is keyed by it cannot go stale.
-    pub fn id(&self) -> u64 {
-        self.0.id
-    }
-
-    /// Size in bytes.
-    pub fn n_bytes(&self) -> u64 {
-        self.0.n_bytes
-    }
-
-    /// What the memory is for.
-    pub fn label(&self) -> &str {
-        &self.0.label
-    }
-
-    /// The backend's memory, if it is of this backend.
-    pub fn memory<M: 'static>(&self) -> Option<&M> {
-        self.0.memory.downcast_ref()
-    }
-
-    /// Tickets that must have signalled before the buffer may be accessed this way.
-    pub fn hazards(&self, access: Access) -> Vec<Ticket> {
-        let usage = self.0.usage.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut tickets: Vec<Ticket> = usage.writer.into_iter().collect();
-        if access == Access::Write {
-            tickets.extend(&usage.readers);
-        }
-        tickets
-    }
-
-    /// Notes that a submission accesses the buffer. Readers of one lane collapse into the latest.
-    pub fn note(&self, access: Access, ticket: Ticket) {
-        let mut usage = self.0.usage.lock().unwrap_or_else(PoisonError::into_inner);
-        match access {
-            Access::Write => {
-                usage.writer = Some(ticket);
-                usage.readers.clear();
-            }
-            Access::Read => {
-                usage.readers.retain(|reader| reader.lane != ticket.lane);
-                usage.readers.push(ticket);
-            }
-        }
-    }
-}
-
-impl fmt::Debug for Buffer {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "{}#{} ({} bytes)",
-            self.label(),
-            self.id(),
-            self.n_bytes()
-        )
-    }
-}
-
-/// Whether a submission only reads a buffer or may write it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Access {
-    /// Contents stay.
-    Read,
-    /// Contents may change.
-    Write,
 }
 
 /// Bytes to be written to a buffer before the first step of a submission.
@@ -186,6 +96,34 @@ impl fmt::Debug for Pending {
     }
 }
 
+/// A copy between two buffers, checked for order by [`copy_across`].
+#[derive(Clone, Copy, Debug)]
+pub struct Transfer<'a> {
+    /// What is read.
+    pub source: &'a Buffer,
+    /// Offset in bytes, a multiple of 4.
+    pub source_offset: u64,
+    /// What the source has to wait for, all of lanes that the target's device orders.
+    pub source_waits: &'a [Ticket],
+    /// What is written.
+    pub target: &'a Buffer,
+    /// Offset in bytes, a multiple of 4.
+    pub target_offset: u64,
+    /// What the target has to wait for, all of lanes that its device orders.
+    pub target_waits: &'a [Ticket],
+    /// Length in bytes, a multiple of 4.
+    pub n_bytes: u64,
+}
+
+/// A copy under way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Copied {
+    /// Signalled when the source may be written again.
+    pub read: Ticket,
+    /// Signalled when the target may be read.
+    pub written: Ticket,
+}
+
 /// Device memory by the engine's own account; drivers over-commit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Memory {
@@ -227,6 +165,15 @@ pub trait Device: Send + Sync + fmt::Debug {
     /// Traffic so far.
     fn traffic(&self) -> Traffic;
 
+    /// The lane of its submissions, one of [`next_id`].
+    fn lane(&self) -> u64;
+
+    /// Whether the device itself can order its work behind that of a lane: its own, and those of devices that share
+    /// events with it.
+    fn orders(&self, lane: u64) -> bool {
+        lane == self.lane()
+    }
+
     /// Allocates zeroed memory. Lengths are rounded up to 4 bytes.
     ///
     /// # Errors
@@ -251,10 +198,11 @@ pub trait Device: Send + Sync + fmt::Debug {
     /// A kernel that does not compile; out of memory; device lost.
     fn record(&self, plan: &Arc<Plan>) -> Result<Recording, DeviceError>;
 
-    /// Replays a recording after `waits`. Call [`submit`] instead: it knows the waits.
+    /// Replays a recording after `waits`, all of lanes that it [orders](Self::orders). Call [`submit`] instead: it
+    /// knows the waits.
     ///
     /// # Errors
-    /// Device lost; a wait on another device past its deadline.
+    /// Device lost.
     fn execute(
         &self,
         recording: &Recording,
@@ -269,54 +217,19 @@ pub trait Device: Send + Sync + fmt::Debug {
     /// Device lost; deadline passed.
     fn finish(&self, pending: Pending) -> Result<Vec<u8>, DeviceError>;
 
+    /// Copies to a buffer of this device without going through the caller's memory, if there is such a way from the
+    /// source's device. Call [`copy_across`] instead: it knows the waits, and another way.
+    ///
+    /// # Errors
+    /// A range outside its buffer; device lost.
+    fn copy(&self, transfer: &Transfer<'_>) -> Result<Option<Copied>, DeviceError>;
+
     /// Executes a recording once, timing each launch on the device: nanoseconds per launch, in plan order.
     /// `None` where the device cannot tell.
     ///
     /// # Errors
     /// As [`execute`](Self::execute).
     fn profile(&self, recording: &Recording) -> Result<Option<Vec<u64>>, DeviceError>;
-}
-
-/// Replays a recording, ordered after everything that touched its buffers.
-///
-/// # Errors
-/// As [`Device::execute`].
-pub fn submit(
-    device: &dyn Device,
-    recording: &Recording,
-    uploads: &[Upload<'_>],
-    readback: Option<&Readback>,
-) -> Result<Pending, DeviceError> {
-    let touches = recording.plan.touches();
-    let uploaded = uploads.iter().map(|upload| (upload.buffer, Access::Write));
-    let read_back = readback
-        .iter()
-        .map(|readback| (&readback.buffer, Access::Read));
-    let mut waits: Vec<Ticket> = touches
-        .iter()
-        .map(|(buffer, access)| (buffer, *access))
-        .chain(uploaded.clone())
-        .chain(read_back.clone())
-        .flat_map(|(buffer, access)| buffer.hazards(access))
-        .collect();
-    waits.sort_unstable();
-    waits.dedup_by(|later, earlier| {
-        let same = later.lane == earlier.lane;
-        if same {
-            earlier.value = earlier.value.max(later.value);
-        }
-        same
-    });
-    let pending = device.execute(recording, uploads, readback, &waits)?;
-    for (buffer, access) in touches
-        .iter()
-        .map(|(b, a)| (b, *a))
-        .chain(read_back)
-        .chain(uploaded)
-    {
-        buffer.note(access, pending.ticket);
-    }
-    Ok(pending)
 }
 
 /// Capabilities of the reference: no limits, whole values, no launches.
@@ -334,36 +247,5 @@ pub fn reference_caps() -> Caps {
         warp: None,
         tensor_cores: false,
         memory_bytes: u64::MAX,
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_writer_waits_for_readers_and_a_reader_for_the_writer() {
-        let buffer = Buffer::new(4, "cache", Box::new(()));
-        let t = |lane, value| Ticket { lane, value };
-        assert!(buffer.hazards(Access::Write).is_empty(), "untouched");
-        buffer.note(Access::Write, t(1, 1));
-        buffer.note(Access::Read, t(1, 2));
-        buffer.note(Access::Read, t(2, 1));
-        assert_eq!(
-            buffer.hazards(Access::Read),
-            [t(1, 1)],
-            "reads do not wait for reads"
-        );
-        assert_eq!(
-            buffer.hazards(Access::Write),
-            [t(1, 1), t(1, 2), t(2, 1)],
-            "a write waits for all"
-        );
-        buffer.note(Access::Write, t(2, 2));
-        assert_eq!(
-            buffer.hazards(Access::Write),
-            [t(2, 2)],
-            "the last writer waited for the others"
-        );
     }
 }

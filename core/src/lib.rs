@@ -9,10 +9,12 @@ pub mod dtype;
 pub mod error;
 pub mod format;
 pub mod graph;
+pub mod kernel;
 pub mod op;
 pub mod ops;
 pub mod plan;
 pub mod reference;
+pub mod source;
 pub mod tensor;
 
 pub use device::Device;

@@ -1,5 +1,7 @@
 #!/usr/bin/env bash
 # Builds the pretend driver: build.sh OUT_DIR makes OUT_DIR/libcuda.so.1, when it is missing or older than its sources.
+# It calls itself `libcuda.so`, the first name that programs ask for: once loaded by its path it is what they find, also
+# on machines that have the real one.
 set -euo pipefail
 out=${1:?usage: build.sh OUT_DIR}
 mkdir -p "$out"
@@ -17,5 +19,6 @@ trap 'rm -rf "$work"' EXIT
 ${CXX:-g++} $flags -c runtime.cpp -o "$work/runtime.o" &
 ${CXX:-g++} $flags -c driver.cpp -o "$work/driver.o"
 wait $!
-${CXX:-g++} -shared "$work/runtime.o" "$work/driver.o" -o "$work/libcuda.so.1" -Wl,-soname,libcuda.so.1 -ldl -pthread
+${CXX:-g++} -shared "$work/runtime.o" "$work/driver.o" -o "$work/libcuda.so.1" -Wl,-soname,libcuda.so -ldl -pthread
+ln -sfn libcuda.so.1 "$out/libcuda.so"
 mv "$work/libcuda.so.1" "$library"

@@ -20,6 +20,9 @@ int cuDevicePrimaryCtxRetain(void**, int);
 int cuDevicePrimaryCtxReset_v2(int);
 int cuCtxSetCurrent(void*);
 int cuCtxSynchronize();
+int cuCtxEnablePeerAccess(void*, unsigned);
+int cuDeviceCanAccessPeer(int*, int, int);
+int cuDriverGetVersion(int*);
 int cuMemGetInfo_v2(size_t*, size_t*);
 int cuMemAlloc_v2(Address*, size_t);
 int cuMemFree_v2(Address);
@@ -29,6 +32,8 @@ int cuMemcpyHtoD_v2(Address, const void*, size_t);
 int cuMemcpyHtoDAsync_v2(Address, const void*, size_t, void*);
 int cuMemcpyDtoH_v2(void*, Address, size_t);
 int cuMemcpyDtoDAsync_v2(Address, Address, size_t, void*);
+int cuMemcpyDtoHAsync_v2(void*, Address, size_t, void*);
+int cuMemcpyPeerAsync(Address, void*, Address, void*, size_t, void*);
 int cuModuleLoadData(void**, const void*);
 int cuModuleUnload(void*);
 int cuModuleGetFunction(void**, void*, const char*);
@@ -690,6 +695,69 @@ bool hand_over(bool wait) {
     return right;
 }
 
+// Copies between devices: true, refused, and with a driver that lies.
+void peers(void* first, void* second) {
+    auto contents = numbers(64, 9);
+    cuCtxSetCurrent(first);
+    Memory<float> x(contents);
+    // What a copy leaves in memory that was zero.
+    auto copied = [&] {
+        cuCtxSetCurrent(second);
+        Memory<float> y(std::vector<float>(64, 0.0f));
+        void* stream = nullptr;
+        cuStreamCreate(&stream, 1);
+        bool accepted = cuMemcpyPeerAsync(y.at, second, x.at, first, 256, stream) == 0;
+        cuStreamSynchronize(stream);
+        cuStreamDestroy_v2(stream);
+        check(accepted, "every driver takes a copy between devices");
+        return y.read();
+    };
+    int can = 0;
+    cuCtxSetCurrent(second);
+    check(cuDeviceCanAccessPeer(&can, 1, 0) == 0 && can == 1, "peer access");
+    check(cuCtxEnablePeerAccess(first, 0) == 0 && cuCtxEnablePeerAccess(first, 0) == 704, "enabled once");
+    check(copied() == contents, "a copy arrives");
+    setenv("GEMEL_EMULATION_PEER", "drop", 1);
+    check(cuDeviceCanAccessPeer(&can, 1, 0) == 0 && can == 1, "a liar offers peer access");
+    check(copied() == std::vector<float>(64, 0.0f), "a dropped copy");
+    setenv("GEMEL_EMULATION_PEER", "garbage", 1);
+    auto garbage = copied();
+    check(garbage != contents && garbage != std::vector<float>(64, 0.0f), "a garbled copy");
+    setenv("GEMEL_EMULATION_PEER", "no", 1);
+    check(cuDeviceCanAccessPeer(&can, 1, 0) == 0 && can == 0, "no peer access");
+    check(cuCtxEnablePeerAccess(first, 0) == 217, "which cannot be enabled");
+    check(copied() != contents, "nor may the driver's detour be relied on");
+    unsetenv("GEMEL_EMULATION_PEER");
+    cuCtxSetCurrent(first);
+}
+
+// Settings that hold a program to its promises, or plant a fault in it.
+void settings() {
+    Memory<float> x(numbers(64, 3));
+    std::vector<float> host(64);
+    void* stream = nullptr;
+    cuStreamCreate(&stream, 1);
+    setenv("GEMEL_EMULATION_PINNED_ONLY", "1", 1);
+    check(cuMemcpyHtoDAsync_v2(x.at, host.data(), 256, stream) == 1, "an upload that is not pinned");
+    check(cuMemcpyDtoHAsync_v2(host.data(), x.at, 256, stream) == 1, "a download that is not pinned");
+    float* pinned = nullptr;
+    cuMemHostAlloc(reinterpret_cast<void**>(&pinned), 256, 0);
+    check(cuMemcpyDtoHAsync_v2(pinned, x.at, 256, stream) == 0, "a pinned one");
+    cuStreamSynchronize(stream);
+    cuMemFreeHost(pinned);
+    cuStreamDestroy_v2(stream);
+    unsetenv("GEMEL_EMULATION_PINNED_ONLY");
+    int version = 0;
+    setenv("GEMEL_EMULATION_VERSION", "11020", 1);
+    check(cuDriverGetVersion(&version) == 0 && version == 11020, "an old driver");
+    unsetenv("GEMEL_EMULATION_VERSION");
+    if (getenv("GEMEL_EMULATION_ASYNC")) {
+        setenv("GEMEL_EMULATION_IGNORE_WAITS", "1", 1);
+        check(!hand_over(true), "waits that are ignored");
+        unsetenv("GEMEL_EMULATION_IGNORE_WAITS");
+    }
+}
+
 } // namespace
 
 int main(int, char** argv) {
@@ -714,6 +782,8 @@ int main(int, char** argv) {
         graphs();
     }
     faults();
+    peers(first, second);
+    settings();
     check(hand_over(true), "streams that wait for each other");
     if (getenv("GEMEL_EMULATION_ASYNC")) {
         check(!hand_over(false), "a missing wait between streams shows");

@@ -41,6 +41,7 @@ enum Status {
     NOT_READY = 600,
     ILLEGAL_ADDRESS = 700,
     LAUNCH_OUT_OF_RESOURCES = 701,
+    PEER_ACCESS_UNSUPPORTED = 217,
     PEER_ACCESS_ALREADY_ENABLED = 704,
     LAUNCH_FAILED = 719,
     NOT_SUPPORTED = 801,
@@ -69,6 +70,7 @@ constexpr Meaning MEANINGS[] = {
     {NOT_READY, "CUDA_ERROR_NOT_READY", "device not ready"},
     {ILLEGAL_ADDRESS, "CUDA_ERROR_ILLEGAL_ADDRESS", "an illegal memory access was encountered"},
     {LAUNCH_OUT_OF_RESOURCES, "CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES", "too many resources requested for launch"},
+    {PEER_ACCESS_UNSUPPORTED, "CUDA_ERROR_PEER_ACCESS_UNSUPPORTED", "peer access is not supported between these devices"},
     {PEER_ACCESS_ALREADY_ENABLED, "CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED", "peer access is already enabled"},
     {LAUNCH_FAILED, "CUDA_ERROR_LAUNCH_FAILED", "unspecified launch failure"},
     {NOT_SUPPORTED, "CUDA_ERROR_NOT_SUPPORTED", "operation not supported"},
@@ -106,6 +108,14 @@ unsigned delay_seed() {
     return seed;
 }
 
+// Peer access: "yes", "no", or a driver that says yes and lies: "garbage" copies something else, "drop" nothing, both
+// with success. The driver's own detour where there is no access ("no") is no better: nobody may rely on it.
+const char* peer_access() {
+    const char* text = getenv("GEMEL_EMULATION_PEER");
+    return text && *text ? text : "yes";
+}
+bool peer_is(const char* what) { return strcmp(peer_access(), what) == 0; }
+
 double now_ms() {
     using namespace std::chrono;
     return duration<double, std::milli>(steady_clock::now().time_since_epoch()).count();
@@ -121,6 +131,8 @@ struct Graph {
 };
 
 struct EventState {
+    // Where it was recorded: nothing reaches it once that is broken.
+    std::atomic<struct Context*> context = nullptr;
     std::mutex lock;
     std::condition_variable changed;
     uint64_t recorded = 0, reached = 0;
@@ -499,6 +511,7 @@ void clear(Context& context) {
         free(whole);
     }
     context.broken = OK;
+    std::lock_guard guard(context.lock);
     context.peers.clear();
 }
 
@@ -537,7 +550,7 @@ API cuInit(unsigned) {
     return global && n_devices() > 0 ? OK : NO_DEVICE;
 }
 API cuDriverGetVersion(int* version) {
-    *version = 12090;
+    *version = int(setting("GEMEL_EMULATION_VERSION", 12090));
     return OK;
 }
 API cuDeviceGetCount(int* n) {
@@ -610,7 +623,7 @@ API cuDeviceGetAttribute(int* value, int attribute, int device) {
     return OK;
 }
 API cuDeviceCanAccessPeer(int* can, int device, int peer) {
-    *can = device != peer;
+    *can = device != peer && !peer_is("no");
     return OK;
 }
 API cuCtxEnablePeerAccess(Context* peer, unsigned) {
@@ -620,6 +633,10 @@ API cuCtxEnablePeerAccess(Context* peer, unsigned) {
     if (!peer || peer == current_context()) {
         return INVALID_CONTEXT;
     }
+    if (peer_is("no")) {
+        return PEER_ACCESS_UNSUPPORTED;
+    }
+    std::lock_guard guard(current_context()->lock);
     return current_context()->peers.insert(peer).second ? OK : PEER_ACCESS_ALREADY_ENABLED;
 }
 API cuDevicePrimaryCtxRetain(Context** context, int device) {
@@ -815,8 +832,13 @@ API cuMemHostGetFlags(unsigned* flags, void* at) {
     return is_pinned(at, 1) ? OK : INVALID_VALUE;
 }
 
+// A copy to or from memory that is not pinned makes the host wait; a program that promises not to is held to it.
+static bool refused(const void* host, size_t bytes) {
+    return setting("GEMEL_EMULATION_PINNED_ONLY", 0) && !is_pinned(host, bytes);
+}
+
 API cuMemcpyHtoDAsync_v2(Address to, const void* from, size_t bytes, void* stream) {
-    if (!owned(to, bytes)) {
+    if (!owned(to, bytes) || refused(from, bytes)) {
         return INVALID_VALUE;
     }
     if (delay_seed() && !capturing(stream) && !is_pinned(from, bytes)) {
@@ -834,7 +856,7 @@ API cuMemcpyHtoDAsync_v2(Address to, const void* from, size_t bytes, void* strea
     });
 }
 API cuMemcpyDtoHAsync_v2(void* to, Address from, size_t bytes, void* stream) {
-    if (!owned(from, bytes)) {
+    if (!owned(from, bytes) || refused(to, bytes)) {
         return INVALID_VALUE;
     }
     int status = enqueue(stream, [=] {
@@ -856,8 +878,21 @@ API cuMemcpyDtoDAsync_v2(Address to, Address from, size_t bytes, void* stream) {
         return OK;
     });
 }
-API cuMemcpyPeerAsync(Address to, Context*, Address from, Context*, size_t bytes, void* stream) {
-    return cuMemcpyDtoDAsync_v2(to, from, bytes, stream);
+API cuMemcpyPeerAsync(Address to, Context* to_context, Address from, Context* from_context, size_t bytes,
+                      void* stream) {
+    if (!to_context || !from_context || !owned(to, bytes) || !owned(from, bytes)) {
+        return INVALID_VALUE;
+    }
+    bool honest = to_context == from_context || peer_is("yes");
+    bool drops = peer_is("drop");
+    return enqueue(stream, [=] {
+        if (honest) {
+            memmove(reinterpret_cast<void*>(to), reinterpret_cast<void*>(from), bytes);
+        } else if (!drops) {
+            memset(reinterpret_cast<void*>(to), 0x21, bytes);
+        }
+        return OK;
+    });
 }
 API cuMemcpyAsync(Address to, Address from, size_t bytes, void* stream) {
     if (owned(to, bytes)) {
@@ -980,6 +1015,7 @@ API cuEventRecord(Event* event, void* handle) {
             return OK;
         }
         record = ++state->recorded;
+        state->context = stream->context;
     }
     return enqueue(handle, [=] {
         std::lock_guard guard(state->lock);
@@ -1018,13 +1054,15 @@ API cuStreamWaitEvent(void* handle, Event* event, unsigned) {
         stream->capture->invalid = true;
         return CAPTURE_ISOLATION;
     }
-    if (!delay_seed()) {
+    // A planted fault: what a program looks like whose waits are missing.
+    if (!delay_seed() || setting("GEMEL_EMULATION_IGNORE_WAITS", 0)) {
         return OK;
     }
     Context* context = stream->context;
+    Context* origin = state->context;
     return enqueue(handle, [=] {
         std::unique_lock guard(state->lock);
-        while (state->reached < record && context->broken == OK) {
+        while (state->reached < record && context->broken == OK && (!origin || origin->broken == OK)) {
             state->changed.wait_for(guard, std::chrono::milliseconds(20));
         }
         return OK;
@@ -1217,6 +1255,9 @@ API cuLaunchKernel(Function* function, unsigned grid_x, unsigned grid_y, unsigne
         if (++n_launches == setting("GEMEL_EMULATION_LOSE_AT", 0)) {
             fprintf(stderr, "emulation: the device is lost at launch %ld, as asked for\n", n_launches.load());
             return LAUNCH_FAILED;
+        }
+        if (n_launches == setting("GEMEL_EMULATION_STALL_AT", 0)) {
+            std::this_thread::sleep_for(std::chrono::milliseconds(setting("GEMEL_EMULATION_STALL_MS", 1000)));
         }
         std::vector<void*> pointers;
         for (auto& argument : arguments) {

@@ -5,8 +5,8 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGua
 
 use super::{RefArgs, RefOutput, RefTensor, RefTensorMut};
 use crate::device::{
-    Buffer, Device, Memory, Pending, Readback, Recording, Ticket, Traffic, Upload, next_id,
-    reference_caps,
+    Access, Buffer, Copied, Device, Memory, Pending, Readback, Recording, Ticket, Traffic,
+    Transfer, Upload, next_id, ordered, reference_caps,
 };
 use crate::error::DeviceError;
 use crate::op::Caps;
@@ -14,7 +14,8 @@ use crate::plan::{Placed, Plan, Step};
 
 type Bytes = RwLock<Vec<u8>>;
 
-/// Executes the definitions of ops on the host, step by step, before `execute` returns.
+/// Executes the definitions of ops on the host, step by step, before `execute` returns. Its tickets have therefore
+/// signalled when anyone sees them, and its lane needs no owner.
 #[derive(Debug)]
 pub struct ReferenceDevice {
     caps: Caps,
@@ -82,6 +83,28 @@ impl ReferenceDevice {
             )));
         }
         Ok(&memory.bytes)
+    }
+
+    /// The next ticket of the lane.
+    fn ticket(&self) -> Ticket {
+        Ticket {
+            lane: self.lane,
+            value: self.submitted.fetch_add(1, Ordering::Relaxed) + 1,
+        }
+    }
+
+    fn put(&self, buffer: &Buffer, offset: u64, bytes: &[u8]) -> Result<(), DeviceError> {
+        let target = self.bytes(buffer, offset, bytes.len() as u64)?;
+        write_lock(target)[offset as usize..offset as usize + bytes.len()].copy_from_slice(bytes);
+        self.count(|traffic| traffic.uploaded += bytes.len() as u64);
+        Ok(())
+    }
+
+    fn get(&self, buffer: &Buffer, offset: u64, out: &mut [u8]) -> Result<(), DeviceError> {
+        let source = self.bytes(buffer, offset, out.len() as u64)?;
+        out.copy_from_slice(&read_lock(source)[offset as usize..offset as usize + out.len()]);
+        self.count(|traffic| traffic.downloaded += out.len() as u64);
+        Ok(())
     }
 
     fn count(&self, add: impl FnOnce(&mut Traffic)) {
@@ -204,18 +227,23 @@ impl Device for ReferenceDevice {
         *self.traffic.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    fn lane(&self) -> u64 {
+        self.lane
+    }
+
     fn alloc(&self, n_bytes: u64, label: &str) -> Result<Buffer, DeviceError> {
-        let n_bytes = n_bytes.next_multiple_of(4);
+        let exhausted = || DeviceError::OutOfMemory {
+            device: self.name().to_owned(),
+            what: label.to_owned(),
+            needed: n_bytes,
+            free: 0,
+            total: self.memory().used,
+        };
+        let n_bytes = n_bytes.checked_next_multiple_of(4).ok_or_else(exhausted)?;
         let mut bytes = Vec::new();
         bytes
             .try_reserve_exact(n_bytes as usize)
-            .map_err(|_| DeviceError::OutOfMemory {
-                device: self.name().to_owned(),
-                what: label.to_owned(),
-                needed: n_bytes,
-                free: 0,
-                total: self.memory().used,
-            })?;
+            .map_err(|_| exhausted())?;
         bytes.resize(n_bytes as usize, 0);
         let mut memory = self.memory.lock().unwrap_or_else(PoisonError::into_inner);
         memory.used += n_bytes;
@@ -230,17 +258,17 @@ impl Device for ReferenceDevice {
     }
 
     fn write(&self, buffer: &Buffer, offset: u64, bytes: &[u8]) -> Result<(), DeviceError> {
-        let target = self.bytes(buffer, offset, bytes.len() as u64)?;
-        write_lock(target)[offset as usize..offset as usize + bytes.len()].copy_from_slice(bytes);
-        self.count(|traffic| traffic.uploaded += bytes.len() as u64);
-        Ok(())
+        ordered(self, "a write", [(buffer, Access::Write)], |_| {
+            self.put(buffer, offset, bytes)?;
+            Ok(((), self.ticket()))
+        })
     }
 
     fn read(&self, buffer: &Buffer, offset: u64, out: &mut [u8]) -> Result<(), DeviceError> {
-        let source = self.bytes(buffer, offset, out.len() as u64)?;
-        out.copy_from_slice(&read_lock(source)[offset as usize..offset as usize + out.len()]);
-        self.count(|traffic| traffic.downloaded += out.len() as u64);
-        Ok(())
+        ordered(self, "a read", [(buffer, Access::Read)], |_| {
+            self.get(buffer, offset, out)?;
+            Ok(((), self.ticket()))
+        })
     }
 
     fn record(&self, plan: &Arc<Plan>) -> Result<Recording, DeviceError> {
@@ -258,7 +286,7 @@ impl Device for ReferenceDevice {
         _waits: &[Ticket],
     ) -> Result<Pending, DeviceError> {
         for upload in uploads {
-            self.write(upload.buffer, upload.offset, upload.bytes)?;
+            self.put(upload.buffer, upload.offset, upload.bytes)?;
         }
         for step in &recording.plan.steps {
             self.step(&recording.plan, step)?;
@@ -266,17 +294,14 @@ impl Device for ReferenceDevice {
         let bytes = match readback {
             Some(readback) => {
                 let mut out = vec![0; readback.n_bytes as usize];
-                self.read(&readback.buffer, readback.offset, &mut out)?;
+                self.get(&readback.buffer, readback.offset, &mut out)?;
                 out
             }
             None => Vec::new(),
         };
         self.count(|traffic| traffic.submits += 1);
         Ok(Pending {
-            ticket: Ticket {
-                lane: self.lane,
-                value: self.submitted.fetch_add(1, Ordering::Relaxed) + 1,
-            },
+            ticket: self.ticket(),
             native: Some(Box::new(bytes)),
         })
     }
@@ -287,6 +312,23 @@ impl Device for ReferenceDevice {
             .and_then(|native| native.downcast().ok())
             .map(|bytes: Box<Vec<u8>>| *bytes)
             .unwrap_or_default())
+    }
+
+    fn copy(&self, transfer: &Transfer<'_>) -> Result<Option<Copied>, DeviceError> {
+        if transfer.source.memory::<HostMemory>().is_none() {
+            return Ok(None);
+        }
+        let source = self.bytes(transfer.source, transfer.source_offset, transfer.n_bytes)?;
+        let target = self.bytes(transfer.target, transfer.target_offset, transfer.n_bytes)?;
+        let (from, to) = (transfer.source_offset, transfer.target_offset);
+        let n_bytes = transfer.n_bytes as usize;
+        write_lock(target)[to as usize..to as usize + n_bytes]
+            .copy_from_slice(&read_lock(source)[from as usize..from as usize + n_bytes]);
+        let ticket = self.ticket();
+        Ok(Some(Copied {
+            read: ticket,
+            written: ticket,
+        }))
     }
 
     fn profile(&self, _recording: &Recording) -> Result<Option<Vec<u64>>, DeviceError> {
