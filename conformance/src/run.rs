@@ -2,7 +2,8 @@
 //!
 //! # Crashes
 //! A panic or a lost device costs a batch, whose cases are then run one by one; the culprit is reported and the run
-//! goes on with a new device.
+//! goes on with a new device. What fails on CUDA is the whole context, which lives as long as anything that was made
+//! in it: everything of the old device goes before the new one is opened.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -12,7 +13,7 @@ use std::time::{Duration, Instant};
 use gemel_core::Device;
 use gemel_core::device::{Buffer, submit};
 use gemel_core::error::DeviceError;
-use gemel_core::op::{Caps, DeviceClass, Launch};
+use gemel_core::op::{Caps, DeviceClass};
 use gemel_core::reference::ReferenceDevice;
 use gemel_cuda::emulated::open_emulated;
 use gemel_cuda::{CudaDevice, CudaOptions};
@@ -24,6 +25,9 @@ use crate::fill::Poison;
 use crate::pools::{Judged, PoolLayout, STALE};
 use crate::prepare::Prepared;
 use crate::report::{Outcome, Status};
+
+/// Op, entry and specialisation: what is compiled once.
+pub use gemel_core::kernel::name_of as kernel_name;
 
 /// What a batch may hold.
 const BATCH_CASES: usize = 96;
@@ -168,7 +172,11 @@ pub enum Event {
 #[derive(Debug)]
 pub struct Runner {
     options: Options,
+    /// The device's name, which outlives the device.
+    name: String,
     device: Arc<dyn Device>,
+    /// Why there is no device; `device` is an empty reference then.
+    closed: Option<DeviceError>,
     caps: Caps,
     pools: BTreeMap<String, Buffer>,
     known: BTreeSet<String>,
@@ -205,7 +213,9 @@ impl Runner {
         }
         Ok(Self {
             options,
+            name: device.name().to_owned(),
             device,
+            closed: None,
             caps,
             pools: BTreeMap::new(),
             known: BTreeSet::new(),
@@ -327,21 +337,34 @@ impl Runner {
                 status,
                 message: message.clone(),
                 wall_us: start.elapsed().as_micros() as u64,
-                ..Outcome::new(case, self.device.name())
+                ..Outcome::new(case, &self.name)
             })
             .collect()
     }
 
+    /// Gives everything of a failed device up, then opens it anew. Until that succeeds, every batch tries again and
+    /// reports why not.
     fn reopen(&mut self) {
         self.pools.clear();
         self.known.clear();
-        if let Ok(device) = open(&self.options) {
-            self.device = device;
+        self.device = Arc::new(ReferenceDevice::new());
+        match open(&self.options) {
+            Ok(device) => {
+                self.device = device;
+                self.closed = None;
+            }
+            Err(error) => self.closed = Some(error),
         }
     }
 
     /// Runs cases of one op together.
     fn run_batch(&mut self, cases: &[Case]) -> Result<Vec<Outcome>, DeviceError> {
+        if self.closed.is_some() {
+            self.reopen();
+        }
+        if let Some(error) = &self.closed {
+            return Err(error.clone());
+        }
         let start = Instant::now();
         let (caps, seed) = (self.caps.clone(), self.options.seed);
         let prepared: Vec<Result<Prepared, (Status, String)>> = cases
@@ -365,7 +388,7 @@ impl Runner {
             .map(|(case, prepared)| {
                 let outcome = Outcome {
                     wall_us: share,
-                    ..Outcome::new(case, self.device.name())
+                    ..Outcome::new(case, &self.name)
                 };
                 match prepared {
                     Err((status, message)) => Outcome {
@@ -529,20 +552,66 @@ fn panic_text(panic: &(dyn std::any::Any + Send)) -> String {
     format!("panicked: {text}")
 }
 
-/// Entry and specialisation: what is compiled once. Names of parameters belong to it, their values do not.
-pub fn kernel_name(op: &str, launch: &Launch) -> String {
-    use std::fmt::Write as _;
-    let mut name = format!("{op}/{}", launch.entry);
-    for (key, value) in &launch.spec.consts {
-        let value = match value {
-            gemel_core::op::Const::U32(value) => value.to_string(),
-            gemel_core::op::Const::Bool(value) => value.to_string(),
-        };
-        // Writing to a string cannot fail.
-        let _ = write!(name, " {key}={value}");
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cases;
+
+    /// A device whose `scale` fails on rows of 33 values.
+    fn options() -> Options {
+        let kernel = gemel_cuda::source::embedded()
+            .files()
+            .find(|(name, _)| *name == "scale.cu")
+            .map(|(_, text)| text.to_owned())
+            .expect("the kernel is embedded");
+        let start = "    Part part = block_part(p);\n";
+        assert!(kernel.contains(start), "the place to plant the fault");
+        let faulty = kernel.replace(
+            start,
+            &format!("    if (p.n == 33u) {{ trap(); }}\n{start}"),
+        );
+        Options {
+            sources: [("scale.cu".to_owned(), faulty)].into(),
+            ..Options::new("cuda-emulated")
+        }
     }
-    for (prefix, file) in &launch.spec.imports {
-        let _ = write!(name, " {prefix}={file}");
+
+    #[test]
+    fn a_run_goes_on_after_a_kernel_that_fails() {
+        let mut runner = Runner::with(options()).unwrap_or_else(|error| panic!("{error}"));
+        // In the order of the table: the fault comes in the middle.
+        let cases: Vec<Case> = cases::of("scale")
+            .into_iter()
+            .filter(|case| {
+                ["7", "33", "256"]
+                    .map(|shape| format!("scale[shape={shape},"))
+                    .iter()
+                    .any(|id| case.id.starts_with(id))
+            })
+            .collect();
+        let fails = |id: &str| id.contains("shape=33,");
+        assert_eq!(cases.len(), 12, "four of each shape");
+        let outcomes = runner.test(&cases);
+        assert_eq!(outcomes.len(), 12, "one outcome each");
+        for outcome in &outcomes {
+            if fails(&outcome.id) {
+                assert_eq!(outcome.status, Status::Error, "{}", outcome.id);
+                assert!(outcome.message.contains("lost"), "{}", outcome.message);
+            } else {
+                assert_eq!(
+                    outcome.status,
+                    Status::Pass,
+                    "{}: {}",
+                    outcome.id,
+                    outcome.message
+                );
+            }
+        }
+        // The device itself is as new.
+        let healthy: Vec<Case> = cases.into_iter().filter(|case| !fails(&case.id)).collect();
+        assert!(
+            runner.test(&healthy).iter().all(Outcome::is_good),
+            "once more"
+        );
     }
-    name
 }
