@@ -94,6 +94,9 @@ pub(crate) fn devices(args: &DevicesArgs) -> Result<()> {
             "{:<10} {:<11} {:<8} {:>11} {:>5} {:>9}  f64 definitions of the ops, for checking",
             "reference", "reference", "host", "-", "-", "-"
         )?;
+        for link in gemel_cuda::links(cuda.as_deref().unwrap_or_default()) {
+            writeln!(out, "copies {link}")?;
+        }
         if let Err(reason) = &cuda {
             writeln!(out, "cuda: not available: {reason}")?;
         }
