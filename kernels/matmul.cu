@@ -1,138 +1,373 @@
 // matmul: y[t, o] = scale * sum_i w[o, i] * x[t, i] + bias[o], weights decoded exactly, products and sums in f32.
-// A thread owns four rows of w and every KSPLIT-th quad of columns, for TOKENS tokens; QUADS * KSPLIT threads are a
-// block. The order of a sum depends on KSPLIT alone, so a row's bits do not depend on the other rows. Bound by memory.
-// matmul_tile: 64 rows of w by 64 tokens a block, decoded through shared memory; a thread owns 4 by 4 results.
-#include "lib/grid.cuh"
-#include "lib/rows.cuh"
-#include "lib/tile.cuh"
+//
+// Tensor cores multiply 16-bit numbers exactly and add in f32. Codes of quantised weights, and f16 and bf16 weights, are
+// such numbers (f32 weights are three bf16); scales multiply the sums of a run. An activation becomes
+//   two f16, its run scaled by a power of two such that the largest lies in 2^14 .. 2^15: what is cut off is at most
+//   2^-22 of the number or 2^-40 of the largest of its run; or
+//   three bf16, exactly, where weights have the range of bf16.
+// A type with minima has values a * code + b; z is the code whose value is nearest to 0, and the value
+// a * (code - z) + (a * z + b), whose parts cannot cancel: together they are at most three times the value.
+// Each run starts from zero and is added to its sum in f32, small parts first: tensor cores cut off where they add, and
+// over a run that stays below the rounding of a sum of 32.
+//
+// matmul_few, up to 16 tokens: a block owns 16 * TILES rows, its warps every WARPS-th group of four runs, and their sums
+// are added in order: a row's bits do not depend on the other rows. Weights go from memory to registers once, 128 bytes
+// a warp and load; x is split in registers. Bound by memory: for w of 4 bits on an H200 (21 bytes a clock and SM) a
+// quad of columns a lane has 13 issue slots and takes 12 to 16, on other GPUs it has 25 and more.
+//
+// matmul_many, from 17 tokens: matmul_split first makes the parts of x, in the order of the fragments. A block of WARPS
+// warps owns 16 * TILES * WARPS rows by TOKENS tokens; a run of x and the next slice of a chunk of w (`lib/product.cuh`)
+// come by asynchronous copies AHEAD steps early. Where blocks are few they divide the runs between them and
+// matmul_merge adds their sums in order. Bound by tensor cores, from about 100 tokens on; by memory below.
+#include "lib/product.cuh"
 
-// Four columns of a row of the bound window, zero behind its end.
-DEVICE float4 weights(const unsigned* w_data, const unsigned* w_table, const Params& p, unsigned row, unsigned quad) {
-    constexpr unsigned TILE_QUADS = 4u * w_RUNS;
-    const unsigned* tile = w_data + size_t(row / 8u) * p.w_group * w_STEP + size_t(quad / TILE_QUADS) * w_TILE;
-    unsigned in_tile = quad % TILE_QUADS;
-    float4 v = w_quad(tile, w_table, row % 8u, in_tile);
-    if (w_SCALED) {
-        Scale scale = w_scale(tile, w_table, row % 8u, in_tile / 4u);
-        float b = w_MIN ? scale.b : 0.0f;
-        v = {v.x * scale.a + b, v.y * scale.a + b, v.z * scale.a + b, v.w * scale.a + b};
-    }
-    // Rows of plain types end inside a quad; what lies behind must not meet the zeros of x, even as 0 * NaN.
-    unsigned left = p.n - 4u * quad;
-    return {v.x, left > 1u ? v.y : 0.0f, left > 2u ? v.z : 0.0f, left > 3u ? v.w : 0.0f};
-}
+// A specialisation is for few tokens or for many, which spares the compiler the entry of the other.
 
-DEVICE size_t x_start(const Params& p, unsigned t) {
-    unsigned token = t < p.n_tokens ? t : p.n_tokens - 1u;
-    return row_offset(token, p.x_n1, p.x_s0, p.x_s1, p.x_off);
-}
+// Parts of an activation.
+constexpr unsigned X_PARTS = w_BF16 ? 3u : 2u;
+// Products of parts smaller than the last part of a number are left out.
+constexpr unsigned LEVELS = X_PARTS > w_PARTS ? X_PARTS : w_PARTS;
 
-DEVICE void store(const float* bias, float* y, const Params& p, unsigned t, unsigned row, float sum) {
-    if (t < p.n_tokens && row < p.n_rows) {
-        float out = sum * p.scale;
-        y[size_t(t) * p.d_out + p.row0 + row] = p.has_bias == 1u ? out + bias[p.row0 + row] : out;
-    }
-}
+// Activations of a run as a lane holds them.
+struct RunX {
+    unsigned parts[X_PARTS][2][2]; // part -> half of the run -> pair of columns
+    float scale;                   // of all parts
+    float sums[2];                 // of the columns of each half, if weights have minima
+};
 
-DEVICE float dot(float4 a, float4 b, float sum) {
-    return fmaf(a.w, b.w, fmaf(a.z, b.z, fmaf(a.y, b.y, fmaf(a.x, b.x, sum))));
-}
+DEVICE float quad_sum(float4 v) { return (v.x + v.y) + (v.z + v.w); }
 
-KERNEL matmul(const float* __restrict__ x_data, const unsigned* __restrict__ w_data,
-              const unsigned* __restrict__ w_table, const float* __restrict__ bias, float* __restrict__ y,
-              const Params p) {
-    SHARED float4 sums[THREADS];
-    // Blocks of the same rows are neighbours, so that the weights stay in the cache.
-    unsigned index = folded();
-    unsigned n_token_blocks = (p.n_tokens + TOKENS - 1u) / TOKENS;
-    unsigned row_block = index / n_token_blocks;
-    if (row_block >= p.n_row_blocks) {
-        return;
-    }
-    unsigned thread = thread_id();
-    unsigned first = (index % n_token_blocks) * TOKENS;
-    unsigned row = 4u * (row_block * QUADS + thread % QUADS);
-    float sum[TOKENS][4] = {};
-    for (unsigned quad = thread / QUADS; 4u * quad < p.n; quad += KSPLIT) {
-        float4 w[4];
-        for (unsigned r = 0u; r < 4u; r++) {
-            // Rows behind the end repeat the last and are not stored.
-            w[r] = weights(w_data, w_table, p, row + r < p.n_rows ? row + r : p.n_rows - 1u, quad);
+DEVICE float largest(float4 v) { return fmaxf(fmaxf(fabsf(v.x), fabsf(v.y)), fmaxf(fabsf(v.z), fabsf(v.w))); }
+
+// Called by whole warps: lanes 4 g .. 4 g + 3 hold the run of a token, quads c and 4 + c each.
+DEVICE RunX split(float4 first, float4 second) {
+    RunX x = {};
+    x.scale = 1.0f;
+    float4 v[2] = {first, second};
+    for (unsigned half = 0u; half < 2u; half++) {
+        if (w_MIN) {
+            float sum = quad_sum(v[half]);
+            sum += shuffle_xor(sum, 1u);
+            x.sums[half] = sum + shuffle_xor(sum, 2u);
         }
-        for (unsigned t = 0u; t < TOKENS; t++) {
-            float4 x = v_quad(x_data, x_start(p, first + t), 4u * quad, p.n);
-            for (unsigned r = 0u; r < 4u; r++) {
-                sum[t][r] = dot(w[r], x, sum[t][r]);
+        if constexpr (w_BF16) {
+            unsigned parts[3][2];
+            split_bf16(v[half], parts);
+#pragma unroll
+            for (unsigned part = 0u; part < 3u; part++) {
+                x.parts[part][half][0] = parts[part][0];
+                x.parts[part][half][1] = parts[part][1];
             }
         }
     }
-    for (unsigned t = 0u; t < TOKENS; t++) {
-        block_sync();
-        sums[thread] = {sum[t][0], sum[t][1], sum[t][2], sum[t][3]};
-        for (unsigned n = KSPLIT / 2u; n > 0u; n /= 2u) {
-            block_sync();
-            if (thread < n * QUADS) {
-                float4 a = sums[thread], b = sums[thread + n * QUADS];
-                sums[thread] = {a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w};
-            }
-        }
-        // The first QUADS threads made the last sums themselves.
-        if (thread < QUADS) {
-            float4 total = sums[thread];
-            store(bias, y, p, first + t, row, total.x);
-            store(bias, y, p, first + t, row + 1u, total.y);
-            store(bias, y, p, first + t, row + 2u, total.z);
-            store(bias, y, p, first + t, row + 3u, total.w);
+    if constexpr (!w_BF16) {
+        float top = fmaxf(largest(first), largest(second));
+        top = fmaxf(top, shuffle_xor(top, 1u));
+        top = fmaxf(top, shuffle_xor(top, 2u));
+        // The largest of subnormals stays below; all of f32's range has a scale and its inverse.
+        unsigned exponent = bits_of(top) >> 23u;
+        exponent = exponent < 15u ? 15u : exponent;
+        x.scale = float_of((exponent - 14u) << 23u);
+        float inverse = float_of((268u - exponent) << 23u);
+        // An infinity has no rest.
+        bool whole = exponent == 255u;
+        for (unsigned half = 0u; half < 2u; half++) {
+            float4 s = {v[half].x * inverse, v[half].y * inverse, v[half].z * inverse, v[half].w * inverse};
+            unsigned low = f16_pair(s.x, s.y), high = f16_pair(s.z, s.w);
+            x.parts[0][half][0] = low;
+            x.parts[0][half][1] = high;
+            x.parts[1][half][0] = whole ? 0u : f16_pair(s.x - low_f16(low), s.y - high_f16(low));
+            x.parts[1][half][1] = whole ? 0u : f16_pair(s.z - low_f16(high), s.w - high_f16(high));
         }
     }
+    return x;
 }
 
-KERNEL matmul_tile(const float* __restrict__ x_data, const unsigned* __restrict__ w_data,
-                   const unsigned* __restrict__ w_table, const float* __restrict__ bias, float* __restrict__ y,
-                   const Params p) {
-    constexpr unsigned TILE = 64u, COLUMNS = 32u;
-    SHARED float w_part[COLUMNS][TILE + 1u]; // column -> rows of w
-    SHARED float x_part[COLUMNS][TILE + 1u]; // column -> tokens
-    unsigned index = folded();
-    unsigned n_token_blocks = (p.n_tokens + TILE - 1u) / TILE;
-    unsigned row_block = index / n_token_blocks;
-    if (row_block >= p.n_row_blocks) {
-        return;
-    }
-    unsigned thread = thread_id();
-    unsigned first = (index % n_token_blocks) * TILE;
-    unsigned first_row = TILE * row_block;
-    unsigned own_row = thread % 16u, own_token = thread / 16u;
-    float sum[4][4] = {};
-    for (unsigned column = 0u; column < p.n; column += COLUMNS) {
-        for (unsigned job = thread; job < TILE * COLUMNS / 4u; job += THREADS) {
-            unsigned at = job % TILE, quad = job / TILE;
-            float4 w = {0.0f, 0.0f, 0.0f, 0.0f};
-            float4 x = w;
-            if (column + 4u * quad < p.n) {
-                unsigned row = first_row + at < p.n_rows ? first_row + at : p.n_rows - 1u;
-                w = weights(w_data, w_table, p, row, column / 4u + quad);
-                x = x_quad(x_data, x_start(p, first + at), column + 4u * quad, p.n);
+// Weights of 16 rows and a run as a lane holds them.
+struct RunW {
+    unsigned parts[w_PARTS][2][4]; // part -> half of the run -> fragment
+    Scale scale[2][2];             // half of the run -> row
+};
+
+// `tiles` lead to rows 0 and 8, `run` counts runs of 16 columns from there, `left` columns follow.
+DEVICE RunW weights(const unsigned* const (&tiles)[2], const unsigned* w_table, unsigned run, unsigned left) {
+    unsigned row = lane_id() / 4u, c = lane_id() % 4u;
+    RunW w;
+    for (unsigned r = 0u; r < 2u; r++) {
+        unsigned zero = 0u;
+        for (unsigned half = 0u; half < 2u; half++) {
+            const unsigned* tile = tiles[r] + size_t((run + half) / w_RUNS) * w_TILE;
+            unsigned in_tile = (run + half) % w_RUNS;
+            Scale scale = {1.0f, 0.0f};
+            if (w_SCALED && (half == 0u || w_SPLIT)) {
+                scale = w_scale(tile, w_table, row, in_tile);
+                if (w_MIN) {
+                    // Any code will do that is near: without a scale there is no nearest, and no matter.
+                    float nearest = fminf(fmaxf(rintf(-scale.b / scale.a), 0.0f), float(w_TOP));
+                    zero = unsigned(nearest);
+                    scale.b = fmaf(scale.a, nearest, scale.b);
+                }
+            } else if (half == 1u) {
+                scale = w.scale[0][r];
             }
-            float w_of[4] = {w.x, w.y, w.z, w.w}, x_of[4] = {x.x, x.y, x.z, x.w};
+            w.scale[half][r] = scale;
+            unsigned behind = 16u * half + 4u * c;
+            unsigned pairs[w_PARTS][2];
+            w_operands(tile, w_table, row, 4u * in_tile + c, zero, left > behind ? left - behind : 0u, pairs);
+#pragma unroll
+            for (unsigned part = 0u; part < w_PARTS; part++) {
+                w.parts[part][half][r] = pairs[part][0];
+                w.parts[part][half][r + 2u] = pairs[part][1];
+            }
+        }
+    }
+    return w;
+}
+
+// Adds the products of a run for tokens 2 c and 2 c + 1, whose scales and sums of halves are given.
+DEVICE void add_run(float (&sum)[4], const RunW& w, const unsigned (&x)[X_PARTS][2][2], const float (&scale)[2],
+                    const float (&sums)[2][2]) {
+    float part[4] = {};
+    for (unsigned half = 0u; half < 2u; half++) {
+        // Without scales of their own the halves are one sum, from the smallest parts to the largest.
+        if (w_SPLIT || half == 0u) {
             for (unsigned e = 0u; e < 4u; e++) {
-                w_part[4u * quad + e][at] = w_of[e];
-                x_part[4u * quad + e][at] = x_of[e];
+                part[e] = 0.0f;
+            }
+#pragma unroll
+            for (unsigned level = LEVELS; level-- > 0u;) {
+                for (unsigned i = 0u; i < w_PARTS && i <= level; i++) {
+                    if (level - i < X_PARTS) {
+                        for (unsigned k = half; k < (w_SPLIT ? half + 1u : 2u); k++) {
+                            if (w_BF16) {
+                                mma_bf16(part, w.parts[i][k], x[level - i][k]);
+                            } else {
+                                mma_f16(part, w.parts[i][k], x[level - i][k]);
+                            }
+                        }
+                    }
+                }
+            }
+            for (unsigned e = 0u; e < 4u; e++) {
+                float product = w_BF16 ? part[e] : part[e] * scale[e % 2u];
+                sum[e] = w_SCALED ? fmaf(product, w.scale[half][e / 2u].a, sum[e]) : sum[e] + product;
             }
         }
-        block_sync();
-        for (unsigned c = 0u; c < COLUMNS; c++) {
-            for (unsigned t = 0u; t < 4u; t++) {
-                for (unsigned r = 0u; r < 4u; r++) {
-                    sum[t][r] = fmaf(w_part[c][own_row + 16u * r], x_part[c][own_token + 16u * t], sum[t][r]);
+        if (w_MIN && (w_SPLIT || half == 0u)) {
+            for (unsigned e = 0u; e < 4u; e++) {
+                float columns = w_SPLIT ? sums[half][e % 2u] : sums[0][e % 2u] + sums[1][e % 2u];
+                sum[e] = fmaf(columns, w.scale[half][e / 2u].b, sum[e]);
+            }
+        }
+    }
+}
+
+KERNEL matmul_few(const float* __restrict__ x_data, const unsigned* __restrict__ w_data,
+                  const unsigned* __restrict__ w_table, const float* __restrict__ bias, float* __restrict__ y,
+                  const Params p) {
+    if (!FEW) {
+        return;
+    }
+    constexpr unsigned TOKEN_TILES = TOKENS / 8u;
+    unsigned row_block = folded();
+    if (row_block >= p.n_row_blocks) {
+        return;
+    }
+    unsigned c = lane_id() % 4u;
+    const unsigned* tiles[TILES][2];
+#pragma unroll
+    for (unsigned m = 0u; m < TILES; m++) {
+        for (unsigned r = 0u; r < 2u; r++) {
+            tiles[m][r] = group_start(w_data, p, 2u * (row_block * TILES + m) + r);
+        }
+    }
+    size_t x_row[TOKEN_TILES];
+    bool is_token[TOKEN_TILES];
+#pragma unroll
+    for (unsigned t = 0u; t < TOKEN_TILES; t++) {
+        unsigned token = 8u * t + lane_id() / 4u;
+        is_token[t] = token < p.n_tokens;
+        x_row[t] = row_offset(is_token[t] ? token : 0u, p.x_n1, p.x_s0, p.x_s1, p.x_off);
+    }
+    float sum[TILES][TOKEN_TILES][4] = {};
+    unsigned n = n_runs(p);
+    for (unsigned group = warp_id(); 4u * group < n; group += WARPS) {
+        unsigned end = 4u * group + 4u < n ? 4u * group + 4u : n;
+#pragma unroll 2
+        for (unsigned run = 4u * group; run < end; run++) {
+            RunW w[TILES];
+#pragma unroll
+            for (unsigned m = 0u; m < TILES; m++) {
+                w[m] = weights(tiles[m], w_table, 2u * run, p.n - 32u * run);
+            }
+#pragma unroll
+            for (unsigned t = 0u; t < TOKEN_TILES; t++) {
+                float4 v[2] = {};
+                for (unsigned half = 0u; half < 2u; half++) {
+                    unsigned i = 32u * run + 16u * half + 4u * c;
+                    if (is_token[t] && i < p.n) {
+                        v[half] = x_quad(x_data, x_row[t], i, p.n);
+                    }
+                }
+                RunX x = split(v[0], v[1]);
+                // Token g lies in lanes 4 g and on; this lane adds to tokens 2 c and 2 c + 1.
+                float scale[2] = {}, sums[2][2] = {};
+                for (unsigned e = 0u; e < 2u; e++) {
+                    unsigned from = 4u * (2u * c + e);
+                    if (!w_BF16) {
+                        scale[e] = shuffle(x.scale, from);
+                    }
+                    if (w_MIN) {
+                        sums[0][e] = shuffle(x.sums[0], from);
+                        sums[1][e] = shuffle(x.sums[1], from);
+                    }
+                }
+#pragma unroll
+                for (unsigned m = 0u; m < TILES; m++) {
+                    add_run(sum[m][t], w[m], x.parts, scale, sums);
                 }
             }
         }
-        block_sync();
     }
-    for (unsigned t = 0u; t < 4u; t++) {
-        for (unsigned r = 0u; r < 4u; r++) {
-            store(bias, y, p, first + own_token + 16u * t, first_row + own_row + 16u * r, sum[t][r]);
+    store_warps(sum, bias, y, p, 0u, 16u * TILES * row_block);
+}
+
+// Four lanes make the parts of a run of a token, in the order in which `ldmatrix` hands them out:
+// parts[part][token][run] is 16 words, [half][pair of columns][c]; figures[scale, sum, sum][run][token].
+KERNEL matmul_split(const float* __restrict__ x_data, unsigned* __restrict__ parts, float* __restrict__ figures,
+                    const Params p) {
+    unsigned runs = n_runs(p), c = lane_id() % 4u;
+    unsigned item = (folded() * THREADS + thread_id()) / 4u;
+    bool is_item = item < p.n_tokens * runs;
+    unsigned token = is_item ? item / runs : 0u, run = is_item ? item % runs : 0u;
+    size_t row = row_offset(token, p.x_n1, p.x_s0, p.x_s1, p.x_off);
+    float4 v[2] = {};
+    for (unsigned half = 0u; half < 2u; half++) {
+        unsigned i = 32u * run + 16u * half + 4u * c;
+        if (is_item && i < p.n) {
+            v[half] = x_quad(x_data, row, i, p.n);
         }
     }
+    RunX x = split(v[0], v[1]);
+    if (!is_item) {
+        return;
+    }
+#pragma unroll
+    for (unsigned part = 0u; part < X_PARTS; part++) {
+        unsigned* to = parts + ((size_t(part) * p.n_tokens + token) * runs + run) * 16u + c;
+        for (unsigned half = 0u; half < 2u; half++) {
+            to[8u * half] = x.parts[part][half][0];
+            to[8u * half + 4u] = x.parts[part][half][1];
+        }
+    }
+    if (c == 0u) {
+        float figure[3] = {x.scale, x.sums[0], x.sums[1]};
+        for (unsigned f = 0u; f < 3u; f++) {
+            figures[(size_t(f) * runs + run) * p.token_stride + token] = figure[f];
+        }
+    }
+}
+
+// A run of x for the tokens of a block.
+static_assert(STEP == 1u, "a stage is a run");
+constexpr unsigned GROUPS = 2u * TILES * WARPS;
+constexpr unsigned FIGURES = w_MIN ? 3u : 1u;
+struct Stage {
+    unsigned char x[X_PARTS * TOKENS * 64u];
+    float figures[FIGURES][TOKENS];
+};
+
+// Starts copying a run of x.
+DEVICE void copy_x(Stage& to, const unsigned* parts, const float* figures, const Params& p, unsigned first, unsigned run) {
+    unsigned runs = n_runs(p);
+    for (unsigned job = thread_id(); job < X_PARTS * TOKENS * 4u; job += THREADS) {
+        unsigned row = job / 4u, quarter = job % 4u;
+        unsigned part = row / TOKENS, token = first + row % TOKENS;
+        bool keep = token < p.n_tokens;
+        size_t from = ((size_t(part) * p.n_tokens + (keep ? token : 0u)) * runs + run) * 16u + 4u * quarter;
+        copy_async<16>(to.x + swizzled(row, quarter), parts + from, keep);
+    }
+    for (unsigned job = thread_id(); job < FIGURES * TOKENS / 4u; job += THREADS) {
+        unsigned f = job / (TOKENS / 4u), at = job % (TOKENS / 4u) * 4u;
+        // The stride is whole blocks of tokens.
+        copy_async<16>(&to.figures[f][at], figures + (size_t(f) * runs + run) * p.token_stride + first + at);
+    }
+}
+
+KERNEL matmul_many(const unsigned* __restrict__ parts, const float* __restrict__ figures,
+                   const unsigned* __restrict__ w_data, const unsigned* __restrict__ w_table,
+                   const float* __restrict__ bias, float* __restrict__ y, const Params p) {
+    if (FEW) {
+        return;
+    }
+    constexpr unsigned TOKEN_TILES = TOKENS / 8u;
+    // Blocks of the same rows are neighbours, so that the weights stay in the cache.
+    unsigned index = folded();
+    unsigned n_token_blocks = (p.n_tokens + TOKENS - 1u) / TOKENS;
+    unsigned token_block = index % n_token_blocks;
+    unsigned row_block = index / n_token_blocks % p.n_row_blocks;
+    unsigned split_index = index / n_token_blocks / p.n_row_blocks;
+    if (split_index >= p.n_splits) {
+        return;
+    }
+    unsigned first = token_block * TOKENS, group = row_block * GROUPS;
+    unsigned lane = lane_id(), c = lane % 4u;
+    unsigned own_group = 2u * TILES * warp_id();
+    // Whole chunks of runs.
+    unsigned start = split_index * p.split_runs;
+    unsigned end = start + p.split_runs < n_runs(p) ? start + p.split_runs : n_runs(p);
+    float sum[TILES][TOKEN_TILES][4] = {};
+    auto copy = [&](Stage& to, unsigned run) { copy_x(to, parts, figures, p, first, run); };
+    auto multiply = [&](const Stage& stage, const unsigned* chunk, unsigned run) {
+        const unsigned* own = chunk + own_group * CHUNK_WORDS;
+        RunW w[TILES];
+#pragma unroll
+        for (unsigned m = 0u; m < TILES; m++) {
+            const unsigned* tiles[2] = {own + 2u * m * CHUNK_WORDS, own + (2u * m + 1u) * CHUNK_WORDS};
+            w[m] = weights(tiles, w_table, 2u * run, 32u);
+        }
+#pragma unroll
+        for (unsigned t = 0u; t < TOKEN_TILES; t++) {
+            unsigned x[X_PARTS][2][2];
+#pragma unroll
+            for (unsigned part = 0u; part < X_PARTS; part++) {
+                unsigned quarters[4];
+                ldmatrix<4>(quarters, stage.x + swizzled(part * TOKENS + 8u * t + lane % 8u, lane / 8u));
+                for (unsigned q = 0u; q < 4u; q++) {
+                    x[part][q / 2u][q % 2u] = quarters[q];
+                }
+            }
+            unsigned token = 8u * t + 2u * c;
+            float scale[2] = {}, sums[2][2] = {};
+            for (unsigned e = 0u; e < 2u; e++) {
+                scale[e] = stage.figures[0][token + e];
+                if (w_MIN) {
+                    sums[0][e] = stage.figures[FIGURES - 2u][token + e];
+                    sums[1][e] = stage.figures[FIGURES - 1u][token + e];
+                }
+            }
+#pragma unroll
+            for (unsigned m = 0u; m < TILES; m++) {
+                add_run(sum[m][t], w[m], x, scale, sums);
+            }
+        }
+    };
+    for_each_step<GROUPS, Stage>(w_data, p, group, start, end, copy, multiply);
+#pragma unroll
+    for (unsigned m = 0u; m < TILES; m++) {
+#pragma unroll
+        for (unsigned t = 0u; t < TOKEN_TILES; t++) {
+            for (unsigned e = 0u; e < 4u; e++) {
+                Place at = mma_c(lane, e);
+                store_part(bias, y, p, split_index, first + 8u * t + at.column,
+                           8u * (group + own_group) + 16u * m + at.row, sum[m][t][e]);
+            }
+        }
+    }
+}
+
+// The sums of blocks that divided the runs, in their order.
+KERNEL matmul_merge(const float* __restrict__ sums, const float* __restrict__ bias, float* __restrict__ y,
+                    const Params p) {
+    merge_parts(sums, bias, y, p);
 }

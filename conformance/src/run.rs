@@ -209,7 +209,6 @@ impl Runner {
             caps.binding_alignment = least.binding_alignment;
             caps.max_shared_bytes = least.max_shared_bytes.min(caps.max_shared_bytes);
             caps.max_bindings = least.max_bindings.min(caps.max_bindings);
-            caps.tensor_cores = least.tensor_cores;
         }
         Ok(Self {
             options,

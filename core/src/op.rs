@@ -96,7 +96,7 @@ pub struct Caps {
     pub f16: bool,
     /// Threads per warp, if warp-wide operations can be used.
     pub warp: Option<u32>,
-    /// Warps multiply 16 x 16 by 16 x 8 matrices of f16 or bf16 and sum in f32.
+    /// Warps of 32 multiply 16 x 16 by 16 x 8 matrices of f16 or bf16 and sum in f32, and 16 x 32 by 32 x 8 of bytes.
     pub tensor_cores: bool,
     /// Device memory that may be used, in bytes.
     pub memory_bytes: u64,
@@ -227,6 +227,13 @@ impl Params {
             .u32(format!("{name}_s0"), s0)
             .u32(format!("{name}_s1"), s1)
             .u32(format!("{name}_off"), desc.offset))
+    }
+
+    /// Appends the values of another block.
+    #[must_use]
+    pub fn and(mut self, other: &Self) -> Self {
+        self.0.extend_from_slice(&other.0);
+        self
     }
 
     /// The values with their names, in order.

@@ -14,6 +14,7 @@ pub mod hc_mix;
 pub mod kv_write;
 pub mod matmul;
 pub mod matmul_q8;
+mod matrix;
 pub mod mul;
 pub mod ngram_hash;
 pub mod ple_gate;

@@ -371,7 +371,7 @@ void quantised() {
     } p;
     Memory<float> x_at(x), s_at(12);
     Memory<int8_t> q_at(192);
-    Kernel quantize("quantize_q8", "quantize_q8");
+    Kernel quantize("quantize_q8", "quantize_q8_quads");
     quantize.launch(1, 64, 0, {&x_at.at, &q_at.at, &s_at.at, &p});
     auto q = q_at.read();
     auto s = s_at.read();
@@ -508,6 +508,39 @@ void maps() {
     check(covers(16, 32, 16, mma8_a), "mma8_a covers its tile once");
     check(covers(32, 8, 8, mma8_b), "mma8_b covers its tile once");
     check(covers(16, 8, 4, mma_c), "mma_c covers its tile once");
+    // The manual's own words: a group of four lanes and the lane in it, element by element.
+    auto is = [](unsigned elements, Place (*map)(unsigned, unsigned), auto&& row, auto&& column) {
+        for (unsigned lane = 0; lane < 32; lane++) {
+            for (unsigned i = 0; i < elements; i++) {
+                Place at = map(lane, i);
+                if (at.row != row(lane >> 2, lane & 3, i) || at.column != column(lane >> 2, lane & 3, i)) {
+                    return false;
+                }
+            }
+        }
+        return true;
+    };
+    check(is(
+              8, mma16_a, [](unsigned group, unsigned, unsigned i) { return i < 2 || (i >= 4 && i < 6) ? group : group + 8; },
+              [](unsigned, unsigned in, unsigned i) { return in * 2 + (i & 1) + (i >= 4 ? 8 : 0); }),
+          "mma16_a is the manual's");
+    check(is(
+              4, mma16_b, [](unsigned, unsigned in, unsigned i) { return in * 2 + (i & 1) + (i >= 2 ? 8 : 0); },
+              [](unsigned group, unsigned, unsigned) { return group; }),
+          "mma16_b is the manual's");
+    check(is(
+              16, mma8_a,
+              [](unsigned group, unsigned, unsigned i) { return i < 4 || (i >= 8 && i < 12) ? group : group + 8; },
+              [](unsigned, unsigned in, unsigned i) { return in * 4 + (i & 3) + (i >= 8 ? 16 : 0); }),
+          "mma8_a is the manual's");
+    check(is(
+              8, mma8_b, [](unsigned, unsigned in, unsigned i) { return in * 4 + (i & 3) + (i >= 4 ? 16 : 0); },
+              [](unsigned group, unsigned, unsigned) { return group; }),
+          "mma8_b is the manual's");
+    check(is(
+              4, mma_c, [](unsigned group, unsigned, unsigned i) { return i < 2 ? group : group + 8; },
+              [](unsigned, unsigned in, unsigned i) { return in * 2 + (i & 1); }),
+          "mma_c is the manual's");
 }
 
 void products() {

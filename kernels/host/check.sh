@@ -51,7 +51,7 @@ source_of top_k_logits top_k_logits.cu 64 1 "unsigned n_rows, n, k, group, n_gro
     "top_k_logits_groups top_k_logits"
 source_of rope rope.cu 64 1 "unsigned n_items, items, n_heads, heads_per_thread, head_dim, pairs, first, second, n_coarse,
     x_s0, x_s1, x_off, pos_off" rope
-source_of quantize_q8 quantize_q8.cu 64 1 "$x_rows; unsigned n_rows, n; float step, smallest" quantize_q8 "" x quads_scalar
+source_of quantize_q8 quantize_q8.cu 64 1 "$x_rows; unsigned n_rows, n; float step, smallest" quantize_q8_quads "" x quads_scalar
 source_of gather_rows gather_rows.cu 64 1 "unsigned n_ids, ids_off, ids_s, n, n_total, row0, n_rows; float scale;
     unsigned w_n1, w_s0, w_s1, w_off" gather_rows "" g gather_plain
 source_of scatter_rows scatter_rows.cu 64 1 "unsigned n_items, n, n_rows, x_s, x_off, y_s, y_off, idx_off" scatter_rows

@@ -29,9 +29,9 @@ extern "C" void __tsan_write_range(void*, unsigned long);
 // One copy an OS thread is one copy a running block. The address sanitiser guards plain statics only: that build runs
 // all blocks on one OS thread.
 #if defined(__SANITIZE_ADDRESS__)
-#define EMULATION_SHARED static
+#define SHARED static
 #else
-#define EMULATION_SHARED static thread_local
+#define SHARED static thread_local
 #endif
 #define __restrict__ __restrict
 
@@ -233,6 +233,9 @@ DEVICE unsigned bf16_pair_sub(unsigned a, unsigned b) {
     unsigned low = bits_of(float_of(a << 16) - float_of(b << 16));
     return low >> 16 | (bits_of(float_of(a & 0xffff0000u) - float_of(b & 0xffff0000u)) & 0xffff0000u);
 }
+DEVICE unsigned f16_pair_sub(unsigned a, unsigned b) {
+    return f16_pair(f32_of_f16(a & 0xffffu) - f32_of_f16(b & 0xffffu), f32_of_f16(a >> 16) - f32_of_f16(b >> 16));
+}
 
 DEVICE int dot4(int a, int b, int c) {
     unsigned sum = unsigned(c);
@@ -258,7 +261,7 @@ DEVICE unsigned bit_count(unsigned x) { return unsigned(std::popcount(x)); }
 
 // A copy lands when it is waited for, not when it is issued: a missing wait shows.
 template <int BYTES> DEVICE void copy_async(void* to, const void* from, bool keep = true) {
-    static_assert(BYTES == 16, "16 bytes: one cache sector half, past the first-level cache");
+    static_assert(BYTES == 8 || BYTES == 16, "8 bytes, or 16 past the first-level cache");
     emulation::copy_start(to, from, keep ? BYTES : 0, BYTES);
 }
 DEVICE void copy_commit() { emulation::copy_close(); }
@@ -387,6 +390,3 @@ DEVICE void mma_bf16(float (&c)[4], const unsigned (&a)[4], const unsigned (&b)[
 DEVICE void mma_s8(int (&c)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
     emulation::multiply<emulation::S8>(c, a, b, "mma_s8");
 }
-
-// `lib/device.cuh` defines it again behind the prelude.
-#undef SHARED

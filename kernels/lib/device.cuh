@@ -3,11 +3,7 @@
 // is `host/emulation.hpp`, which tests compile instead.
 //
 // Blocks are one-dimensional. Warp operations are called by all 32 lanes of a warp unless a mask says which.
-#if defined(GEMEL_EMULATION)
-// Not before here: the prelude, which comes first, may have a constant of this name, as the shaders do.
-#undef SHARED
-#define SHARED EMULATION_SHARED
-#elif !defined(GEMEL_DEVICE)
+#if !defined(GEMEL_EMULATION) && !defined(GEMEL_DEVICE)
 #define GEMEL_DEVICE
 
 // A kernel: C linkage, so that its name is its symbol; THREADS comes from the prelude.
@@ -95,6 +91,12 @@ DEVICE unsigned bf16_pair_sub(unsigned a, unsigned b) {
     return (low >> 16u) | (high & 0xffff0000u);
 #endif
 }
+// The same of two f16.
+DEVICE unsigned f16_pair_sub(unsigned a, unsigned b) {
+    unsigned difference;
+    asm("sub.rn.f16x2 %0, %1, %2;" : "=r"(difference) : "r"(a), "r"(b));
+    return difference;
+}
 
 // c + a . b over four signed bytes.
 DEVICE int dot4(int a, int b, int c) {
@@ -112,15 +114,26 @@ DEVICE unsigned shared_address(const void* at) { return static_cast<unsigned>(__
 // Starts copying BYTES from global to shared memory, both so aligned; without `keep` it stores zeros and does not read.
 // What it copied may be read after copy_wait, by other threads after a barrier behind that.
 template <int BYTES> DEVICE void copy_async(void* to, const void* from, bool keep = true) {
-    static_assert(BYTES == 16, "16 bytes: one cache sector half, past the first-level cache");
+    static_assert(BYTES == 8 || BYTES == 16, "8 bytes, or 16 past the first-level cache");
 #if __CUDA_ARCH__ >= 800
     int bytes = keep ? BYTES : 0;
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
-                 :
-                 : "r"(shared_address(to)), "l"(__cvta_generic_to_global(from)), "r"(bytes)
-                 : "memory");
+    if (BYTES == 16) {
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
+                     :
+                     : "r"(shared_address(to)), "l"(__cvta_generic_to_global(from)), "r"(bytes)
+                     : "memory");
+    } else {
+        asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;"
+                     :
+                     : "r"(shared_address(to)), "l"(__cvta_generic_to_global(from)), "r"(bytes)
+                     : "memory");
+    }
 #else
-    *static_cast<uint4*>(to) = keep ? *static_cast<const uint4*>(from) : uint4{0, 0, 0, 0};
+    if (BYTES == 16) {
+        *static_cast<uint4*>(to) = keep ? *static_cast<const uint4*>(from) : uint4{0, 0, 0, 0};
+    } else {
+        *static_cast<uint2*>(to) = keep ? *static_cast<const uint2*>(from) : uint2{0, 0};
+    }
 #endif
 }
 // Closes a group of copies.
@@ -183,7 +196,33 @@ DEVICE void mma_f16(float (&c)[4], const unsigned (&a)[4], const unsigned (&b)[2
 #endif
 }
 
-// The same in bf16. Before sm_80 there is no such instruction: lanes fetch what they need from each other.
+#if __CUDA_ARCH__ < 800
+// There is no such instruction: lanes fetch what they need from each other. Not inlined: a kernel may have a hundred of
+// these, and would take minutes to compile. By value, so that arguments stay in registers.
+static __device__ __noinline__ float4 mma_bf16_by_lanes(float4 c, uint4 a, uint2 b) {
+    float sums[4] = {c.x, c.y, c.z, c.w};
+    unsigned rows[4] = {a.x, a.y, a.z, a.w}, columns[2] = {b.x, b.y};
+    unsigned lane = lane_id();
+#pragma unroll
+    for (unsigned pair = 0; pair < 8; pair++) {
+        unsigned half = pair / 4;
+        unsigned of_row = lane / 4 * 4 + pair % 4;
+        for (unsigned column = 0; column < 2; column++) {
+            unsigned of_column = (2 * (lane % 4) + column) * 4 + pair % 4;
+            unsigned y = shuffle(columns[half], of_column);
+            for (unsigned low = 0; low < 2; low++) {
+                unsigned x = shuffle(rows[2 * half + low], of_row);
+                float& sum = sums[2 * low + column];
+                sum += float_of(x << 16) * float_of(y << 16);
+                sum += float_of(x & 0xffff0000u) * float_of(y & 0xffff0000u);
+            }
+        }
+    }
+    return {sums[0], sums[1], sums[2], sums[3]};
+}
+#endif
+
+// The same in bf16; slow before sm_80.
 DEVICE void mma_bf16(float (&c)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
 #if __CUDA_ARCH__ >= 800
     asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
@@ -191,23 +230,11 @@ DEVICE void mma_bf16(float (&c)[4], const unsigned (&a)[4], const unsigned (&b)[
                  : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 #else
-    unsigned lane = lane_id();
-    // A kernel may have a hundred of these: unrolled, they would take minutes to compile.
-#pragma unroll 1
-    for (unsigned pair = 0; pair < 8; pair++) {
-        unsigned half = pair / 4;
-        unsigned of_row = lane / 4 * 4 + pair % 4;
-        for (unsigned column = 0; column < 2; column++) {
-            unsigned of_column = (2 * (lane % 4) + column) * 4 + pair % 4;
-            unsigned y = shuffle(b[half], of_column);
-            for (unsigned low = 0; low < 2; low++) {
-                unsigned x = shuffle(a[2 * half + low], of_row);
-                float& sum = c[2 * low + column];
-                sum += float_of(x << 16) * float_of(y << 16);
-                sum += float_of(x & 0xffff0000u) * float_of(y & 0xffff0000u);
-            }
-        }
-    }
+    float4 sums = mma_bf16_by_lanes({c[0], c[1], c[2], c[3]}, {a[0], a[1], a[2], a[3]}, {b[0], b[1]});
+    c[0] = sums.x;
+    c[1] = sums.y;
+    c[2] = sums.z;
+    c[3] = sums.w;
 #endif
 }
 

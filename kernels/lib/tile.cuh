@@ -12,8 +12,15 @@
 // with `tile` the first word of a tile, `table` the codebook of a type that has one, and `row` 0 .. 7; and for types
 // that multiply by int8 activations
 //   SELF_packed(tile, table, row, quad) -> unsigned   the same codes as the bytes of a word
+// and for the matrix instructions
+//   SELF_PARTS   numbers of 16 bits that add up to a code
+//   SELF_BF16    whether they are bf16, not f16
+//   SELF_TOP     the largest code of a type whose scales have a `b`
+//   SELF_operands(tile, table, row, quad, zero, left, to)   the codes of four columns, minus `zero` if SELF_MIN, exactly:
+//                `to[part]` is two pairs, the first column in the low half; what is `left` columns on and further, in
+//                types whose rows may end inside a quad, is not read and zero
 #pragma once
-#include "lib/device.cuh"
+#include "lib/operands.cuh"
 
 // Values of a row: `a * code + b`.
 struct Scale {

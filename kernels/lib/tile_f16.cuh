@@ -7,6 +7,9 @@ constexpr unsigned SELF_RUNS = 1u;
 constexpr bool SELF_SCALED = false;
 constexpr bool SELF_MIN = false;
 constexpr bool SELF_SPLIT = false;
+constexpr unsigned SELF_TOP = 0u;
+constexpr unsigned SELF_PARTS = 1u;
+constexpr bool SELF_BF16 = false;
 
 DEVICE Scale SELF_scale(const unsigned*, const unsigned*, unsigned, unsigned) { return {1.0f, 0.0f}; }
 
@@ -14,4 +17,11 @@ DEVICE float4 SELF_quad(const unsigned* tile, const unsigned*, unsigned row, uns
     unsigned w0 = tile[16u * quad + row];
     unsigned w1 = tile[16u * quad + 8u + row];
     return {low_f16(w0), high_f16(w0), low_f16(w1), high_f16(w1)};
+}
+
+DEVICE void SELF_operands(const unsigned* tile, const unsigned*, unsigned row, unsigned quad, unsigned, unsigned left,
+                          unsigned (&to)[SELF_PARTS][2]) {
+    // Rows end inside a quad.
+    to[0][0] = left > 0u ? tile[16u * quad + row] : 0u;
+    to[0][1] = left > 2u ? tile[16u * quad + 8u + row] : 0u;
 }

@@ -7,6 +7,9 @@ constexpr unsigned SELF_RUNS = 16u;
 constexpr bool SELF_SCALED = true;
 constexpr bool SELF_MIN = false;
 constexpr bool SELF_SPLIT = false;
+constexpr unsigned SELF_TOP = 0u;
+constexpr unsigned SELF_PARTS = 1u;
+constexpr bool SELF_BF16 = false;
 
 DEVICE unsigned SELF_word(const unsigned* tile, const unsigned* table, unsigned row, unsigned word) {
     return tile[4u + 8u * word + row];
@@ -30,4 +33,9 @@ DEVICE float4 SELF_quad(const unsigned* tile, const unsigned* table, unsigned ro
     auto entries = SELF_entries(table, field(SELF_word(tile, table, row, group), 8u * entry, 255u));
     auto signs = seven_signs(SELF_word(tile, table, row, group + 1u) >> (7u * entry));
     return sign_codes(iq2_codes(entries >> (8u * part)), signs >> (4u * part));
+}
+
+DEVICE void SELF_operands(const unsigned* tile, const unsigned* table, unsigned row, unsigned quad, unsigned, unsigned,
+                          unsigned (&to)[SELF_PARTS][2]) {
+    f16_of_codes(SELF_quad(tile, table, row, quad), to[0]);
 }

@@ -7,6 +7,9 @@ constexpr unsigned SELF_RUNS = 16u;
 constexpr bool SELF_SCALED = true;
 constexpr bool SELF_MIN = true;
 constexpr bool SELF_SPLIT = true;
+constexpr unsigned SELF_TOP = 3u;
+constexpr unsigned SELF_PARTS = 1u;
+constexpr bool SELF_BF16 = false;
 
 DEVICE unsigned SELF_word(const unsigned* tile, const unsigned* table, unsigned row, unsigned word) {
     return tile[8u * word + row];
@@ -21,7 +24,17 @@ DEVICE Scale SELF_scale(const unsigned* tile, const unsigned* table, unsigned ro
     };
 }
 
-DEVICE float4 SELF_quad(const unsigned* tile, const unsigned* table, unsigned row, unsigned quad) {
+// The codes as bytes.
+DEVICE unsigned SELF_bytes(const unsigned* tile, const unsigned* table, unsigned row, unsigned quad) {
     auto words = SELF_word(tile, table, row, 4u + 8u * (quad >> 5u) + (quad & 7u));
-    return byte_codes(words >> (2u * ((quad >> 3u) & 3u)), 3u, 0.0f);
+    return field(words, 2u * ((quad >> 3u) & 3u), 0x03030303u);
+}
+
+DEVICE float4 SELF_quad(const unsigned* tile, const unsigned* table, unsigned row, unsigned quad) {
+    return byte_codes(SELF_bytes(tile, table, row, quad), 255u, 0.0f);
+}
+
+DEVICE void SELF_operands(const unsigned* tile, const unsigned* table, unsigned row, unsigned quad, unsigned zero, unsigned,
+                          unsigned (&to)[SELF_PARTS][2]) {
+    f16_of_bytes(SELF_bytes(tile, table, row, quad), zero, to[0]);
 }

@@ -7,6 +7,9 @@ constexpr unsigned SELF_RUNS = 2u;
 constexpr bool SELF_SCALED = true;
 constexpr bool SELF_MIN = false;
 constexpr bool SELF_SPLIT = false;
+constexpr unsigned SELF_TOP = 0u;
+constexpr unsigned SELF_PARTS = 1u;
+constexpr bool SELF_BF16 = false;
 
 DEVICE unsigned SELF_word(const unsigned* tile, const unsigned* table, unsigned row, unsigned word) {
     return tile[4u + 8u * word + row];
@@ -28,4 +31,9 @@ DEVICE unsigned SELF_packed(const unsigned* tile, const unsigned* table, unsigne
 
 DEVICE float4 SELF_quad(const unsigned* tile, const unsigned* table, unsigned row, unsigned quad) {
     return byte_codes(SELF_bytes(tile, table, row, quad), 255u, 16.0f);
+}
+
+DEVICE void SELF_operands(const unsigned* tile, const unsigned* table, unsigned row, unsigned quad, unsigned, unsigned,
+                          unsigned (&to)[SELF_PARTS][2]) {
+    f16_of_bytes(SELF_bytes(tile, table, row, quad), 16u, to[0]);
 }

@@ -7,6 +7,9 @@ constexpr unsigned SELF_RUNS = 16u;
 constexpr bool SELF_SCALED = true;
 constexpr bool SELF_MIN = true;
 constexpr bool SELF_SPLIT = false;
+constexpr unsigned SELF_TOP = 31u;
+constexpr unsigned SELF_PARTS = 1u;
+constexpr bool SELF_BF16 = false;
 
 DEVICE unsigned SELF_word(const unsigned* tile, const unsigned* table, unsigned row, unsigned word) {
     return tile[8u * word + row];
@@ -30,4 +33,9 @@ DEVICE unsigned SELF_packed(const unsigned* tile, const unsigned* table, unsigne
 
 DEVICE float4 SELF_quad(const unsigned* tile, const unsigned* table, unsigned row, unsigned quad) {
     return byte_codes(SELF_packed(tile, table, row, quad), 255u, 0.0f);
+}
+
+DEVICE void SELF_operands(const unsigned* tile, const unsigned* table, unsigned row, unsigned quad, unsigned zero, unsigned,
+                          unsigned (&to)[SELF_PARTS][2]) {
+    f16_of_bytes(SELF_packed(tile, table, row, quad), zero, to[0]);
 }

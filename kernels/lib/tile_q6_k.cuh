@@ -7,6 +7,9 @@ constexpr unsigned SELF_RUNS = 16u;
 constexpr bool SELF_SCALED = true;
 constexpr bool SELF_MIN = false;
 constexpr bool SELF_SPLIT = true;
+constexpr unsigned SELF_TOP = 0u;
+constexpr unsigned SELF_PARTS = 1u;
+constexpr bool SELF_BF16 = false;
 
 DEVICE unsigned SELF_word(const unsigned* tile, const unsigned* table, unsigned row, unsigned word) {
     return tile[4u + 8u * word + row];
@@ -34,4 +37,9 @@ DEVICE unsigned SELF_packed(const unsigned* tile, const unsigned* table, unsigne
 
 DEVICE float4 SELF_quad(const unsigned* tile, const unsigned* table, unsigned row, unsigned quad) {
     return byte_codes(SELF_bytes(tile, table, row, quad), 255u, 32.0f);
+}
+
+DEVICE void SELF_operands(const unsigned* tile, const unsigned* table, unsigned row, unsigned quad, unsigned, unsigned,
+                          unsigned (&to)[SELF_PARTS][2]) {
+    f16_of_bytes(SELF_bytes(tile, table, row, quad), 32u, to[0]);
 }

@@ -2,7 +2,7 @@
 // The including file names `w_…` (`lib/tile.wgsl`), `x_quad`, `x_mask`, `bias`, `y` and `p`.
 #import tile
 
-var<workgroup> product_shared: array<vec4<f32>, SHARED>;
+var<workgroup> product_shared: array<vec4<f32>, STAGED>;
 
 // The sum of the KSPLIT threads that own the same rows, in an order that depends on KSPLIT alone; thread
 // `k * QUADS + i` holds part `k` of rows `4 * i ..`. Every thread of the block must call it; the first QUADS get it.

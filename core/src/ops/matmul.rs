@@ -8,11 +8,20 @@
 //! # Numerics
 //! Products and sums in f32, over at least four independent partial sums, runs of 16 at a time. The bits of a row do not
 //! depend on the other rows, up to [`FEW_TOKENS`] rows a step. `d_in = 0` gives the bias.
+//!
+//! On tensor cores (`kernels/matmul.cu`) operands have 16 bits. Codes of block formats, f16 and bf16 weights are exact in
+//! one, f32 weights in three bf16. An activation in two f16, scaled with its run of 32, is off by at most 2^-22 of itself
+//! (4 units of f32 roundoff, of 10 that a sum of one term may have) or 2^-40 of the largest of its run; in three bf16 it
+//! is exact. One f16 or bf16 would be off by 2^13 or 2^16 units, and two bf16 by 64: too much for the tolerance below.
+//! Tensor cores cut off where they align addends, up to 2 units of the largest of an instruction's 17 for each that
+//! is smaller; cut-offs add up, so a run starts from zero and is added to its sum in f32, rounded, and its small parts
+//! come first: what is cut meets two additions of 16 columns, not the whole row.
 //! # Source
 //! The linear layer. `scale` is the per-tensor factor that NVFP4 weights carry beside their blocks; 1 otherwise.
 
 use std::fmt;
 
+use super::matrix::{Matrix, Operand, RUN};
 use super::{expect_f32, expect_vector};
 use crate::dtype::{DType, WEIGHT_TYPES};
 use crate::error::{OpError, bad_operand};
@@ -71,6 +80,17 @@ impl Op for Matmul {
     fn launches(&self, operand_descs: Operands<'_>, caps: &Caps) -> Result<Launches, OpError> {
         let (x, w, bias) = operands(operand_descs.inputs)?;
         let x_params = Params::new().rows(Self::NAME, "x", x)?;
+        let product = Product {
+            op: Self::NAME,
+            scale: self.scale,
+            n_tokens: x.rows(),
+            weight: (w, 1),
+            bias: bias.map(|bias| (bias, 2)),
+            table: Some(codebook_binding(w.dtype)),
+        };
+        if caps.tensor_cores {
+            return on_tensor_cores(&product, x, &x_params, caps);
+        }
         let geometry = Geometry::new(x.rows(), caps);
         let (step, spread) = if geometry.shuffles {
             (8, "spread_shuffle")
@@ -82,21 +102,24 @@ impl Op for Matmul {
             .with("STEP", step)
             .import("x", quads_piece(x))
             .import("v", spread);
-        let product = Product {
-            op: Self::NAME,
+        let blocks = Blocks {
             entry: if geometry.tiled {
                 "matmul_tile"
             } else {
                 Self::NAME
             },
-            scale: self.scale,
-            n_tokens: x.rows(),
-            weight: (w, 1),
-            bias: bias.map(|bias| (bias, 2)),
-            inputs: &[0],
-            table: Some(codebook_binding(w.dtype)),
+            spec,
+            rows: 4 * geometry.quads,
+            tokens: geometry.tokens,
+            splits: 1,
+            sources: &[Binding::Input(0)],
+            target: Binding::Output(0),
         };
-        product.launches(&geometry, spec, &x_params, caps)
+        let list = product.launches(&blocks, &x_params, &Params::new(), caps)?;
+        Ok(Launches {
+            scratch: Vec::new(),
+            list,
+        })
     }
 
     fn cost(&self, operands: Operands<'_>) -> Cost {
@@ -274,81 +297,226 @@ impl Geometry {
             (false, _) => threads,
         };
         Spec::threads(threads as u32)
-            .with("SHARED", shared as u32)
+            .with("STAGED", shared as u32)
             .with("TOKENS", self.tokens as u32)
             .with("QUADS", self.quads as u32)
             .with("KSPLIT", self.ksplit as u32)
     }
 }
 
-/// What `matmul` and `matmul_q8` have in common: one launch a window.
+/// What `matmul` and `matmul_q8` have in common.
 #[derive(Debug)]
 pub(crate) struct Product<'a> {
     pub(crate) op: &'static str,
-    pub(crate) entry: &'static str,
     pub(crate) scale: f32,
     pub(crate) n_tokens: usize,
     /// The weight and its place among the inputs.
     pub(crate) weight: (&'a TensorDesc, usize),
     /// The bias and its place among the inputs.
     pub(crate) bias: Option<(&'a TensorDesc, usize)>,
-    /// Places of the activations among the inputs.
-    pub(crate) inputs: &'a [usize],
     /// The codebook, for entries that take any type.
     pub(crate) table: Option<Binding>,
 }
 
+/// The blocks that compute a product: one launch a window of the weight.
+#[derive(Debug)]
+pub(crate) struct Blocks<'a> {
+    pub(crate) entry: &'static str,
+    /// The specialisation without the weight's piece.
+    pub(crate) spec: Spec,
+    /// Rows of the weight of a block.
+    pub(crate) rows: usize,
+    /// Tokens of a block.
+    pub(crate) tokens: usize,
+    /// Blocks that divide the columns of a sum.
+    pub(crate) splits: usize,
+    /// Where the activations are.
+    pub(crate) sources: &'a [Binding],
+    /// Where the sums go.
+    pub(crate) target: Binding,
+}
+
 impl Product<'_> {
-    /// The launches. `params` says how to find a row of the activations.
+    /// The parameter block of a launch for rows `row0 .. row0 + n_rows`: `params` says how to find a row of the
+    /// activations, `rest` what only some entries have.
+    pub(crate) fn params(
+        &self,
+        params: &Params,
+        (row0, n_rows, n_row_blocks): (usize, usize, usize),
+        rest: &Params,
+    ) -> Params {
+        let (w, _) = self.weight;
+        params
+            .clone()
+            .u32("n_tokens", self.n_tokens)
+            .u32("n_rows", n_rows)
+            .u32("row0", row0)
+            .u32("d_out", w.shape[0])
+            .u32("n", w.last())
+            .u32("w_group", group_stride(w))
+            .u32("n_row_blocks", n_row_blocks)
+            .u32("has_bias", usize::from(self.bias.is_some()))
+            .f32("scale", self.scale)
+            .and(rest)
+    }
+
+    /// What is bound for the bias.
+    pub(crate) fn bias_binding(&self) -> Binding {
+        self.bias.map_or(NO_TABLE, |(_, at)| Binding::Input(at))
+    }
+
+    /// The specialisation with the weight's piece.
+    pub(crate) fn spec(&self, spec: &Spec) -> Spec {
+        spec.clone().import("w", tile_piece(self.weight.0.dtype))
+    }
+
+    /// A launch of an entry that is not divided into rows of the weight: the entry and its threads, what it binds, the
+    /// specialisation with the warps of a block, the parameters of the activations and the rest.
+    pub(crate) fn whole(
+        &self,
+        (entry, n_threads): (&'static str, usize),
+        bindings: Vec<Binding>,
+        (spec, warps): (&Spec, usize),
+        (params, rest): (&Params, &Params),
+        caps: &Caps,
+    ) -> Result<Launch, OpError> {
+        Ok(Launch {
+            entry,
+            spec: self.spec(spec),
+            params: self.params(params, (0, self.weight.0.shape[0], 1), rest),
+            grid: fold_grid(n_threads.div_ceil(32 * warps), caps)?,
+            bindings,
+        })
+    }
+
+    /// The launches over the weight's windows.
     pub(crate) fn launches(
         &self,
-        geometry: &Geometry,
-        spec: Spec,
+        blocks: &Blocks<'_>,
         params: &Params,
+        rest: &Params,
         caps: &Caps,
-    ) -> Result<Launches, OpError> {
+    ) -> Result<Vec<Launch>, OpError> {
         let (w, w_input) = self.weight;
         if w.layout != Layout::Tile8 {
             return Err(bad_operand(self.op, "w", "in tiles of 8 rows", w));
         }
-        let spec = spec.import("w", tile_piece(w.dtype));
-        let d_out = w.shape[0];
-        let n = w.last();
-        if self.n_tokens == 0 || d_out == 0 {
-            return Ok(Launches::default());
+        if self.n_tokens == 0 || w.shape[0] == 0 {
+            return Ok(Vec::new());
         }
-        let mut launches = Launches::default();
+        let spec = self.spec(&blocks.spec);
+        let mut list = Vec::new();
         for (window, (row0, n_rows)) in w.windows().into_iter().enumerate() {
-            let n_row_blocks = n_rows.div_ceil(4 * geometry.quads);
-            let params = params
-                .clone()
-                .u32("n_tokens", self.n_tokens)
-                .u32("n_rows", n_rows)
-                .u32("row0", row0)
-                .u32("d_out", d_out)
-                .u32("n", n)
-                .u32("w_group", group_stride(w))
-                .u32("n_row_blocks", n_row_blocks)
-                .u32("has_bias", usize::from(self.bias.is_some()))
-                .f32("scale", self.scale);
-            let mut bindings: Vec<Binding> =
-                self.inputs.iter().map(|&at| Binding::Input(at)).collect();
+            let n_row_blocks = n_rows.div_ceil(blocks.rows);
+            let n_token_blocks = self.n_tokens.div_ceil(blocks.tokens);
+            let mut bindings = blocks.sources.to_vec();
             bindings.push(Binding::InputWindow(w_input, window));
             bindings.extend(self.table);
-            bindings.extend([
-                self.bias.map_or(NO_TABLE, |(_, at)| Binding::Input(at)),
-                Binding::Output(0),
-            ]);
-            launches.list.push(Launch {
-                entry: self.entry,
+            bindings.extend([self.bias_binding(), blocks.target]);
+            list.push(Launch {
+                entry: blocks.entry,
                 spec: spec.clone(),
-                params,
-                grid: fold_grid(n_row_blocks * self.n_tokens.div_ceil(geometry.tokens), caps)?,
+                params: self.params(params, (row0, n_rows, n_row_blocks), rest),
+                grid: fold_grid(n_row_blocks * n_token_blocks * blocks.splits, caps)?,
                 bindings,
             });
         }
-        Ok(launches)
+        Ok(list)
     }
+}
+
+/// The launches for a device with tensor cores.
+fn on_tensor_cores(
+    product: &Product<'_>,
+    x: &TensorDesc,
+    x_params: &Params,
+    caps: &Caps,
+) -> Result<Launches, OpError> {
+    let (w, _) = product.weight;
+    let (d_out, d_in) = (w.shape[0], w.last());
+    let n_tokens = product.n_tokens;
+    let import = |spec: Spec| spec.import("x", quads_piece(x));
+    if n_tokens <= FEW_TOKENS {
+        let matrix = Matrix::few(n_tokens, (d_out, d_in), 1, caps);
+        let blocks = Blocks {
+            entry: "matmul_few",
+            spec: import(matrix.spec(true)),
+            rows: matrix.rows(true),
+            tokens: FEW_TOKENS,
+            splits: 1,
+            sources: &[Binding::Input(0)],
+            target: Binding::Output(0),
+        };
+        let list = product.launches(&blocks, x_params, &matrix.params(0), caps)?;
+        return Ok(Launches {
+            scratch: Vec::new(),
+            list,
+        });
+    }
+    // As the kernel splits: into bf16 where weights have its range.
+    let parts = match w.dtype {
+        DType::F32 | DType::BF16 => 3,
+        _ => 2,
+    };
+    let operand = Operand {
+        step: 1,
+        column_bytes: 2 * parts,
+        figures: if has_minimum(w.dtype) { 3 } else { 1 },
+    };
+    let matrix = Matrix::many(n_tokens, (w.dtype, d_out, d_in), operand, caps)?;
+    let token_stride = n_tokens.next_multiple_of(64);
+    let rest = matrix.params(token_stride);
+    let spec = import(matrix.spec(false));
+    let n_runs = d_in.div_ceil(RUN);
+    let [parts_area, figures_area, sums_area] = [0, 1, 2].map(Binding::Scratch);
+    let blocks = Blocks {
+        entry: "matmul_many",
+        spec: spec.clone(),
+        rows: matrix.rows(false),
+        tokens: matrix.tokens,
+        splits: matrix.splits,
+        sources: &[parts_area, figures_area],
+        target: if matrix.splits > 1 {
+            sums_area
+        } else {
+            Binding::Output(0)
+        },
+    };
+    let mut list = product.launches(&blocks, x_params, &rest, caps)?;
+    if list.is_empty() {
+        return Ok(Launches::default());
+    }
+    let split = product.whole(
+        ("matmul_split", 4 * n_tokens * n_runs),
+        vec![Binding::Input(0), parts_area, figures_area],
+        (&spec, matrix.warps),
+        (x_params, &rest),
+        caps,
+    )?;
+    list.insert(0, split);
+    let mut scratch = vec![
+        (parts * n_tokens * n_runs * 64).max(16),
+        (3 * n_runs * token_stride * 4).max(16),
+    ];
+    if matrix.splits > 1 {
+        scratch.push(matrix.splits * n_tokens * d_out * 4);
+        list.push(product.whole(
+            ("matmul_merge", n_tokens * d_out),
+            vec![sums_area, product.bias_binding(), Binding::Output(0)],
+            (&spec, matrix.warps),
+            (x_params, &rest),
+            caps,
+        )?);
+    }
+    Ok(Launches { scratch, list })
+}
+
+/// Whether the scales of a type have a minimum: `SELF_MIN` of its piece.
+fn has_minimum(dtype: DType) -> bool {
+    matches!(
+        dtype,
+        DType::Q4_1 | DType::Q5_1 | DType::Q2_K | DType::Q4_K | DType::Q5_K
+    )
 }
 
 /// Weights once, activations in and out once; `x_bytes` per element of `x`.
@@ -430,6 +598,27 @@ mod tests {
         ] {
             let list = launch_list(&TensorDesc::f32([tokens, 256]), &w, &caps(class));
             assert_eq!(list[0].entry, entry, "{tokens} tokens on {}", class.name());
+        }
+    }
+
+    #[test]
+    fn tensor_cores_have_entries_of_their_own() {
+        let caps = Caps {
+            tensor_cores: true,
+            ..caps(DeviceClass::Discrete)
+        };
+        let w = TensorDesc::weight(DType::Q4_K, [64, 4096], Layout::Tile8);
+        for (tokens, entries) in [
+            (1, &["matmul_few"][..]),
+            (FEW_TOKENS, &["matmul_few"]),
+            (
+                FEW_TOKENS + 1,
+                &["matmul_split", "matmul_many", "matmul_merge"],
+            ),
+        ] {
+            let list = launch_list(&TensorDesc::f32([tokens, 4096]), &w, &caps);
+            let found: Vec<_> = list.iter().map(|launch| launch.entry).collect();
+            assert_eq!(found, entries, "{tokens} tokens");
         }
     }
 

@@ -15,12 +15,15 @@
 
 use std::fmt;
 
-use super::matmul::{Geometry, Product, display, expect_weight, product_cost, product_tolerance};
+use super::matmul::{
+    Blocks, FEW_TOKENS, Geometry, Product, display, expect_weight, product_cost, product_tolerance,
+};
+use super::matrix::{Matrix, Operand};
 use super::{expect_f32, expect_type, expect_vector};
 use crate::dtype::DType;
 use crate::error::{OpError, bad_operand};
 use crate::op::{
-    Caps, Cost, DeviceClass, Launches, Op, Operands, Params, Roof, Sharding, Tolerance,
+    Binding, Caps, Cost, DeviceClass, Launches, Op, Operands, Params, Roof, Sharding, Tolerance,
 };
 use crate::reference::{self, RefArgs};
 use crate::tensor::TensorDesc;
@@ -110,28 +113,41 @@ impl Op for MatmulQ8 {
 
     fn launches(&self, operand_descs: Operands<'_>, caps: &Caps) -> Result<Launches, OpError> {
         let (q, s, w, bias) = operands(operand_descs.inputs)?;
-        let geometry = Geometry::new(q.rows(), caps);
-        // Software drivers unpack bytes for every integer product; as floats they are unpacked once.
-        let dot4 = caps.class != DeviceClass::Software;
         let product = Product {
             op: Self::NAME,
-            entry: if geometry.tiled {
-                "matmul_q8_tile"
-            } else {
-                Self::NAME
-            },
             scale: self.scale,
             n_tokens: q.rows(),
             weight: (w, 2),
             bias: bias.map(|bias| (bias, 3)),
-            inputs: &[0, 1],
             table: None,
         };
         let params = Params::new()
             .u32("q_off", q.offset / 4)
             .u32("s_off", s.offset / 2);
-        let spec = geometry.spec().flag("DOT4", dot4);
-        product.launches(&geometry, spec, &params, caps)
+        if caps.tensor_cores {
+            return on_tensor_cores(&product, &params, caps);
+        }
+        let geometry = Geometry::new(q.rows(), caps);
+        // Software drivers unpack bytes for every integer product; as floats they are unpacked once.
+        let dot4 = caps.class != DeviceClass::Software;
+        let blocks = Blocks {
+            entry: if geometry.tiled {
+                "matmul_q8_tile"
+            } else {
+                Self::NAME
+            },
+            spec: geometry.spec().flag("DOT4", dot4),
+            rows: 4 * geometry.quads,
+            tokens: geometry.tokens,
+            splits: 1,
+            sources: &[Binding::Input(0), Binding::Input(1)],
+            target: Binding::Output(0),
+        };
+        let list = product.launches(&blocks, &params, &Params::new(), caps)?;
+        Ok(Launches {
+            scratch: Vec::new(),
+            list,
+        })
     }
 
     fn cost(&self, operands: Operands<'_>) -> Cost {
@@ -158,4 +174,65 @@ impl Op for MatmulQ8 {
     fn as_any(&self) -> &dyn std::any::Any {
         self
     }
+}
+
+/// Tokens up to which products of four bytes are as fast as the tensor cores, which take eight tokens or none.
+const DOTS: usize = 3;
+
+/// The launches for a device with tensor cores.
+fn on_tensor_cores(
+    product: &Product<'_>,
+    params: &Params,
+    caps: &Caps,
+) -> Result<Launches, OpError> {
+    let (w, _) = product.weight;
+    let (d_out, d_in) = (w.shape[0], w.last());
+    let n_tokens = product.n_tokens;
+    let few = n_tokens <= FEW_TOKENS;
+    let sums = Binding::Scratch(0);
+    let matrix = if few {
+        let mut matrix = Matrix::few(n_tokens, (d_out, d_in), 4, caps);
+        if n_tokens <= DOTS {
+            matrix.tokens = n_tokens.max(1);
+        }
+        matrix
+    } else {
+        let operand = Operand {
+            step: 4,
+            column_bytes: 1,
+            figures: 2,
+        };
+        Matrix::many(n_tokens, (w.dtype, d_out, d_in), operand, caps)?
+    };
+    let rest = matrix.params(0);
+    let blocks = Blocks {
+        entry: match (few, n_tokens <= DOTS) {
+            (true, true) => "matmul_q8_dots",
+            (true, false) => "matmul_q8_few",
+            (false, _) => "matmul_q8_many",
+        },
+        spec: matrix.spec(few),
+        rows: matrix.rows(few),
+        tokens: if few { FEW_TOKENS } else { matrix.tokens },
+        splits: matrix.splits,
+        sources: &[Binding::Input(0), Binding::Input(1)],
+        target: if matrix.splits > 1 {
+            sums
+        } else {
+            Binding::Output(0)
+        },
+    };
+    let mut list = product.launches(&blocks, params, &rest, caps)?;
+    let mut scratch = Vec::new();
+    if matrix.splits > 1 && !list.is_empty() {
+        scratch.push(matrix.splits * n_tokens * d_out * 4);
+        list.push(product.whole(
+            ("matmul_q8_merge", n_tokens * d_out),
+            vec![sums, product.bias_binding(), Binding::Output(0)],
+            (&blocks.spec, matrix.warps),
+            (params, &rest),
+            caps,
+        )?);
+    }
+    Ok(Launches { scratch, list })
 }

@@ -79,8 +79,14 @@ impl Op for QuantizeQ8 {
         if blocks == 0 {
             return Ok(Launches::default());
         }
+        // Eight lanes a block read whole lines; elsewhere a thread owns a block.
+        let (entry, lanes) = if caps.tensor_cores {
+            ("quantize_q8_quads", 8)
+        } else {
+            (Self::NAME, 1)
+        };
         Ok(Launches::one(Launch {
-            entry: Self::NAME,
+            entry,
             spec: Spec::threads(64).import("x", super::matmul::quads_piece(x)),
             params: Params::new()
                 .rows(Self::NAME, "x", x)?
@@ -88,7 +94,7 @@ impl Op for QuantizeQ8 {
                 .u32("n", x.last())
                 .f32("step", STEP)
                 .f32("smallest", f32::MIN_POSITIVE),
-            grid: fold_grid(blocks.div_ceil(64), caps)?,
+            grid: fold_grid((blocks * lanes).div_ceil(64), caps)?,
             bindings: vec![Binding::Input(0), Binding::Output(0), Binding::Output(1)],
         }))
     }
