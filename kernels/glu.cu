@@ -17,8 +17,10 @@ DEVICE float activation(float x) {
         return x * half_erfc_neg(c * 0.70710678118f);
     case 3u: // geglu_quick
         return x * sigmoid(1.702f * c);
-    default: // reglu
+    case 4u: // reglu
         return fmaxf(x, 0.0f);
+    default: // sigmoid
+        return sigmoid(c);
     }
 }
 

@@ -1,4 +1,5 @@
 // rope: rotates pairs of channels of each head by the angle of the token's position.
+// SECTIONS: 0 one position turns all pairs, 1 neighbouring pairs share an axis, 2 pairs alternate between axes.
 // A thread owns one pair, or one channel that is only copied, in heads_per_thread heads of a token. Bound by memory.
 #include "lib/grid.cuh"
 
@@ -16,6 +17,37 @@ DEVICE float2 angle(const float2* table, const Params& p, int position, unsigned
     float2 fine = table[(unsigned(position) % FINE) * p.pairs + pair];
     float2 coarse = table[(FINE + coarse_row) * p.pairs + pair];
     return {coarse.x * fine.x - coarse.y * fine.y, coarse.y * fine.x + coarse.x * fine.y};
+}
+
+// The axis of a pair: t, h, w, e as 0 to 3.
+DEVICE unsigned axis_of(const Params& p, unsigned pair) {
+    unsigned at = pair % (p.section_t + p.section_h + p.section_w + p.section_e);
+    if (SECTIONS == 2u) {
+        unsigned turn = at % 3u;
+        unsigned section = turn == 0u ? p.section_t : turn == 1u ? p.section_h : p.section_w;
+        return at < 3u * section ? turn : 3u;
+    }
+    if (at < p.section_t) {
+        return 0u;
+    }
+    if (at < p.section_t + p.section_h) {
+        return 1u;
+    }
+    return at < p.section_t + p.section_h + p.section_w ? 2u : 3u;
+}
+
+// The position that turns a pair.
+DEVICE int position_of(const int* pos, const Params& p, unsigned token, unsigned pair) {
+    int position = pos[p.pos_off + token];
+    if (SECTIONS == 0u) {
+        return position;
+    }
+    unsigned axis = axis_of(p, pair);
+    if (p.pos_axis > 0u) {
+        return pos[p.pos_off + size_t(axis) * p.pos_axis + token];
+    }
+    // One position for all axes but the last, which text does not use.
+    return axis == 3u && position > 0 ? 0 : position;
 }
 
 KERNEL rope(const float* __restrict__ x, const int* __restrict__ pos, const float2* __restrict__ table,
@@ -37,7 +69,7 @@ KERNEL rope(const float* __restrict__ x, const int* __restrict__ pos, const floa
     unsigned a = p.pairs + item;
     unsigned b = a;
     if (rotates) {
-        rotation = angle(table, p, pos[p.pos_off + token], item);
+        rotation = angle(table, p, position_of(pos, p, token, item), item);
         a = item * p.first;
         b = a + p.second;
     }

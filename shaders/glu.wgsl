@@ -27,8 +27,11 @@ fn activation(x: f32) -> f32 {
         case 3u: { // geglu_quick
             return x * sigmoid(1.702 * c);
         }
-        default: { // reglu
+        case 4u: { // reglu
             return max(x, 0.0);
+        }
+        default: { // sigmoid
+            return sigmoid(c);
         }
     }
 }

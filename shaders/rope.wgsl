@@ -1,4 +1,5 @@
 // rope: rotates pairs of channels of each head by the angle of the token's position.
+// SECTIONS: 0 one position turns all pairs, 1 neighbouring pairs share an axis, 2 pairs alternate between axes.
 // A thread owns one pair, or one channel that is only copied, in heads_per_thread heads of a token.
 #import grid
 
@@ -27,6 +28,37 @@ fn angle(position: i32, pair: u32) -> vec2<f32> {
     );
 }
 
+// The axis of a pair: t, h, w, e as 0 to 3.
+fn axis_of(pair: u32) -> u32 {
+    let at = pair % (p.section_t + p.section_h + p.section_w + p.section_e);
+    if (SECTIONS == 2u) {
+        let turn = at % 3u;
+        let section = select(select(p.section_t, p.section_h, turn == 1u), p.section_w, turn == 2u);
+        return select(3u, turn, at < 3u * section);
+    }
+    if (at < p.section_t) {
+        return 0u;
+    }
+    if (at < p.section_t + p.section_h) {
+        return 1u;
+    }
+    return select(3u, 2u, at < p.section_t + p.section_h + p.section_w);
+}
+
+// The position that turns a pair.
+fn position_of(token: u32, pair: u32) -> i32 {
+    let position = pos[p.pos_off + token];
+    if (SECTIONS == 0u) {
+        return position;
+    }
+    let axis = axis_of(pair);
+    if (p.pos_axis > 0u) {
+        return pos[p.pos_off + axis * p.pos_axis + token];
+    }
+    // One position for all axes but the last, which text does not use.
+    return select(position, min(position, 0), axis == 3u);
+}
+
 @compute @workgroup_size(THREADS)
 fn rope(
     @builtin(workgroup_id) block: vec3<u32>,
@@ -49,7 +81,7 @@ fn rope(
     var a = p.pairs + item;
     var b = a;
     if (rotates) {
-        rotation = angle(pos[p.pos_off + token], item);
+        rotation = angle(position_of(token, item), item);
         a = item * p.first;
         b = a + p.second;
     }

@@ -4,13 +4,19 @@ mod add;
 mod add_rms_norm;
 mod argmax;
 mod attention;
+mod causal_conv;
 mod copy_cast;
+mod copy_rows;
+mod delta_gates;
+mod delta_rule_step;
+mod gated_rms_norm;
 mod gather_rows;
 mod glu;
 mod hc_combine;
 mod hc_combine_norm;
 mod hc_mix;
 mod kv_write;
+mod l2_norm;
 mod matmul;
 mod matmul_q8;
 mod mul;
@@ -19,6 +25,7 @@ mod ple_gate;
 mod quantize_q8;
 mod rms_norm;
 mod rope;
+mod runs;
 mod scale;
 mod scatter_rows;
 mod softcap;
@@ -303,6 +310,7 @@ pub type Table = fn() -> Vec<Case>;
 pub const TABLES: &[(&str, Table)] = &[
     (ops::copy_cast::CopyCast::NAME, copy_cast::cases),
     (ops::scatter_rows::ScatterRows::NAME, scatter_rows::cases),
+    (ops::copy_rows::CopyRows::NAME, copy_rows::cases),
     (ops::add::Add::NAME, add::cases),
     (ops::mul::Mul::NAME, mul::cases),
     (ops::scale::Scale::NAME, scale::cases),
@@ -312,12 +320,23 @@ pub const TABLES: &[(&str, Table)] = &[
     (ops::gather_rows::GatherRows::NAME, gather_rows::cases),
     (ops::rms_norm::RmsNorm::NAME, rms_norm::cases),
     (ops::add_rms_norm::AddRmsNorm::NAME, add_rms_norm::cases),
+    (
+        ops::gated_rms_norm::GatedRmsNorm::NAME,
+        gated_rms_norm::cases,
+    ),
+    (ops::l2_norm::L2Norm::NAME, l2_norm::cases),
     (ops::matmul::Matmul::NAME, matmul::cases),
     (ops::quantize_q8::QuantizeQ8::NAME, quantize_q8::cases),
     (ops::matmul_q8::MatmulQ8::NAME, matmul_q8::cases),
     (ops::rope::Rope::NAME, rope::cases),
     (ops::kv_write::KvWrite::NAME, kv_write::cases),
     (ops::attention::Attention::NAME, attention::cases),
+    (ops::causal_conv::CausalConv::NAME, causal_conv::cases),
+    (ops::delta_gates::DeltaGates::NAME, delta_gates::cases),
+    (
+        ops::delta_rule_step::DeltaRuleStep::NAME,
+        delta_rule_step::cases,
+    ),
     (ops::hc_mix::HcMix::NAME, hc_mix::cases),
     (ops::hc_combine::HcCombine::NAME, hc_combine::cases),
     (

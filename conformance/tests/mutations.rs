@@ -188,6 +188,22 @@ struct Fault {
 }
 
 const FAULTS: &[Fault] = &[
+    // The oldest row that the ring holds is not kept.
+    Fault {
+        op: "causal_conv",
+        ids: "step=prompt,n_channels=7",
+        file: "causal_conv",
+        from: "p.depth >= run.n_rows",
+        to: "p.depth > run.n_rows",
+    },
+    // The record of this step overwrites the one that is being committed.
+    Fault {
+        op: "delta_rule_step",
+        ids: "step=verify,heads=2:6",
+        file: "delta_rule_step",
+        from: "run.slot * 2u + 1u - half",
+        to: "run.slot * 2u + half",
+    },
     Fault {
         op: "rope",
         ids: "mode=neox",

@@ -4,14 +4,20 @@ pub mod add;
 pub mod add_rms_norm;
 pub mod argmax;
 pub mod attention;
+pub mod causal_conv;
 pub mod copy_cast;
+pub mod copy_rows;
+pub mod delta_gates;
+pub mod delta_rule_step;
 mod elementwise;
+pub mod gated_rms_norm;
 pub mod gather_rows;
 pub mod glu;
 pub mod hc_combine;
 pub mod hc_combine_norm;
 pub mod hc_mix;
 pub mod kv_write;
+pub mod l2_norm;
 pub mod matmul;
 pub mod matmul_q8;
 mod matrix;
@@ -21,6 +27,7 @@ pub mod ple_gate;
 pub mod quantize_q8;
 pub mod rms_norm;
 pub mod rope;
+pub(crate) mod runs;
 pub mod scale;
 pub mod scatter_rows;
 pub mod softcap;
@@ -36,6 +43,7 @@ use crate::tensor::{Layout, TensorDesc};
 pub const NAMES: &[&str] = &[
     "copy_cast",
     "scatter_rows",
+    "copy_rows",
     "add",
     "mul",
     "scale",
@@ -45,12 +53,17 @@ pub const NAMES: &[&str] = &[
     "gather_rows",
     "rms_norm",
     "add_rms_norm",
+    "gated_rms_norm",
+    "l2_norm",
     "matmul",
     "quantize_q8",
     "matmul_q8",
     "rope",
     "kv_write",
     "attention",
+    "causal_conv",
+    "delta_gates",
+    "delta_rule_step",
     "hc_mix",
     "hc_combine",
     "hc_combine_norm",

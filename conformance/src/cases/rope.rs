@@ -20,10 +20,25 @@ fn table(desc: &TensorDesc) -> Vec<f32> {
         .collect()
 }
 
+fn sections(mode: RopeMode) -> String {
+    let sections = mode.sections().unwrap_or_default();
+    sections.map(|n| n.to_string()).join(":")
+}
+
 /// The table.
 pub(super) fn cases() -> Vec<Case> {
     let mut cases = Vec::new();
-    for mode in [RopeMode::Norm, RopeMode::Neox] {
+    // Sections: those of models, with pairs on the last axis, wrapping, one only.
+    let modes = [
+        RopeMode::Norm,
+        RopeMode::Neox,
+        RopeMode::Mrope([3, 2, 2, 1]),
+        RopeMode::Imrope([11, 11, 10, 0]),
+        RopeMode::Imrope([1, 1, 1, 1]),
+        RopeMode::Mrope([0, 4, 0, 3]),
+        RopeMode::Imrope([2, 1, 1, 0]),
+    ];
+    for (m, mode) in modes.into_iter().enumerate() {
         for (i, (head_dim, n_rot)) in [
             (2, 2),
             (8, 4),
@@ -46,29 +61,41 @@ pub(super) fn cases() -> Vec<Case> {
         {
             for (j, n_tokens) in [1, 2, 3, 5, 8, 16, 17, 33].into_iter().enumerate() {
                 for k in 0..2 {
+                    if m >= 2 && (i + j + k + m) % 3 != 0 {
+                        continue;
+                    }
                     let (n_heads, kept) =
                         [(1, 1), (4, 4), (6, 3), (5, 1), (8, 2)][(i + j + 2 * k) % 5];
                     let class = [Class::N, Class::H, Class::X, Class::Z][(i + j + k) % 4];
                     // Within the fine rows, across coarse ones, far out; padding; beyond the table.
                     let limit = [200, 3000, 131_072][(i + j + k) % 3];
                     let n_coarse = usize::div_ceil(limit, FINE);
+                    let axes = if m >= 2 && (i + k) % 2 == 0 { 4 } else { 1 };
                     let key = format!("rope {i} {j} {k}");
                     let mut rng = Rng::new(&key, 0, 97);
                     let first = rng.below(limit - n_tokens.min(100));
-                    let positions: Vec<i32> = (0..n_tokens)
-                        .map(|t| match t {
-                            2 => -1,
-                            4 => (n_coarse * FINE) as i32,
+                    let positions: Vec<i32> = (0..axes * n_tokens)
+                        .map(|at| match (at % n_tokens, at / n_tokens) {
+                            (2, _) => -1,
+                            (4, _) => (n_coarse * FINE) as i32,
                             // Gaps and equal positions.
-                            _ => (first + t - t % 3) as i32,
+                            (t, 0) => (first + t - t % 3) as i32,
+                            _ => rng.below(limit) as i32,
                         })
                         .collect();
+                    let shape = if axes == 4 {
+                        vec![4, n_tokens]
+                    } else {
+                        vec![n_tokens]
+                    };
                     let x = TensorDesc::f32([n_tokens, n_heads, head_dim])
                         .narrow(1, n_heads - kept, kept)
                         .expect("the heads exist");
                     cases.push(
                         Builder::new(Rope::NAME)
                             .param("mode", mode.name())
+                            .param("sections", sections(mode))
+                            .param("axes", axes)
                             .param("n_tokens", n_tokens)
                             .param("heads", format!("{kept}of{n_heads}"))
                             .param("head_dim", head_dim)
@@ -77,11 +104,7 @@ pub(super) fn cases() -> Vec<Case> {
                             .param("class", class)
                             .variant(mode.name())
                             .input("x", x, Fill::Floats(class))
-                            .input(
-                                "pos",
-                                TensorDesc::i32([n_tokens]),
-                                Fill::Ints(positions.into()),
-                            )
+                            .input("pos", TensorDesc::i32(shape), Fill::Ints(positions.into()))
                             .input(
                                 "table",
                                 TensorDesc::f32([FINE + n_coarse, n_rot / 2, 2]),
@@ -98,6 +121,7 @@ pub(super) fn cases() -> Vec<Case> {
         cases.push(
             Builder::new(Rope::NAME)
                 .param("mode", mode.name())
+                .param("sections", sections(mode))
                 .param("positions", "up to 2^20")
                 .variant(mode.name())
                 .input("x", TensorDesc::f32([7, 2, 16]), Fill::Floats(Class::N))

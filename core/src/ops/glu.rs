@@ -9,6 +9,7 @@
 //! | `geglu_erf` | `x / 2 * (1 + erf(x / sqrt(2)))` |
 //! | `geglu_quick` | `x * sigmoid(1.702 x)` |
 //! | `reglu` | `max(x, 0)` |
+//! | `sigmoid` | `1 / (1 + exp(-x))` |
 //!
 //! # Shapes
 //! `gate`, `up`: f32 of one shape, the last axis contiguous; both may be views of one tensor `[.., 2 F]`.
@@ -40,16 +41,19 @@ pub enum GluKind {
     GegluQuick,
     /// `max(x, 0)`.
     Reglu,
+    /// `1 / (1 + exp(-x))`.
+    Sigmoid,
 }
 
 impl GluKind {
     /// Every kind.
-    pub const ALL: [Self; 5] = [
+    pub const ALL: [Self; 6] = [
         Self::Swiglu,
         Self::Geglu,
         Self::GegluErf,
         Self::GegluQuick,
         Self::Reglu,
+        Self::Sigmoid,
     ];
 
     /// The name used in case ids.
@@ -60,6 +64,7 @@ impl GluKind {
             Self::GegluErf => "geglu_erf",
             Self::GegluQuick => "geglu_quick",
             Self::Reglu => "reglu",
+            Self::Sigmoid => "sigmoid",
         }
     }
 }
@@ -124,7 +129,9 @@ impl Op for Glu {
     fn tolerance(&self, _: Operands<'_>) -> Tolerance {
         match self.kind {
             GluKind::Reglu => Tolerance::units(2.0, 1, 1e-13),
-            GluKind::Swiglu | GluKind::GegluQuick => Tolerance::units(8.0, 1, 1e-11),
+            GluKind::Swiglu | GluKind::GegluQuick | GluKind::Sigmoid => {
+                Tolerance::units(8.0, 1, 1e-11)
+            }
             GluKind::Geglu | GluKind::GegluErf => Tolerance {
                 alpha: 1e-6,
                 ..Tolerance::units(8.0, 1, 1e-9)

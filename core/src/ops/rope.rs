@@ -3,7 +3,8 @@
 //! `(x0, x1) -> (x0 cos - x1 sin, x0 sin + x1 cos)`, with the angle of the pair at the token's position
 //!
 //! # Shapes
-//! `x`: f32 `[n_tokens, n_heads, head_dim]`, the last axis contiguous; `pos`: i32 `[n_tokens]`;
+//! `x`: f32 `[n_tokens, n_heads, head_dim]`, the last axis contiguous; `pos`: i32 `[n_tokens]`, or `[4, n_tokens]` of
+//! positions along (t, h, w, e) for the modes with sections, for which one position `p` means `(p, p, p, 0)`;
 //! `table`: f32 `[FINE + n_coarse, n_rot / 2, 2]` of (cos, sin); the output: as `x`, contiguous.
 //! # Numerics
 //! Row `f < FINE` of the table belongs to position `f`, row `FINE + c` to position `FINE * c`; the angle of a position
@@ -19,6 +20,7 @@ use std::fmt;
 
 use super::kv_write::expect_indices;
 use super::{expect_f32, take};
+use crate::dtype::DType;
 use crate::error::{OpError, bad_operand};
 use crate::op::{
     Binding, Caps, Cost, DeviceClass, Launch, Launches, Op, Operands, Params, Sharding, Spec,
@@ -32,13 +34,19 @@ pub const FINE: usize = 256;
 
 const THREADS: u32 = 64;
 
-/// Which channels form a pair.
+/// Which channels form a pair, and which position turns it.
+///
+/// Modes with sections have pairs as [`Neox`](Self::Neox); pair `j` belongs to the axis that [`axis`](Self::axis) says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum RopeMode {
     /// Channels `2j` and `2j + 1`.
     Norm,
     /// Channels `j` and `j + n_rot / 2`.
     Neox,
+    /// Sections of neighbouring pairs, one for each axis.
+    Mrope([u32; 4]),
+    /// Sections whose pairs alternate between the first three axes.
+    Imrope([u32; 4]),
 }
 
 impl RopeMode {
@@ -47,6 +55,37 @@ impl RopeMode {
         match self {
             Self::Norm => "norm",
             Self::Neox => "neox",
+            Self::Mrope(_) => "mrope",
+            Self::Imrope(_) => "imrope",
+        }
+    }
+
+    /// The lengths of the sections.
+    pub fn sections(self) -> Option<[u32; 4]> {
+        match self {
+            Self::Norm | Self::Neox => None,
+            Self::Mrope(sections) | Self::Imrope(sections) => Some(sections),
+        }
+    }
+
+    /// The axis of a pair: t, h, w, e as 0 to 3. Pairs beyond the sections begin again.
+    pub fn axis(self, pair: usize) -> usize {
+        let Some(sections) = self.sections() else {
+            return 0;
+        };
+        let [t, h, w, e] = sections.map(|n| n as usize);
+        let at = pair % (t + h + w + e).max(1);
+        match self {
+            Self::Imrope(_) => match at % 3 {
+                1 if at < 3 * h => 1,
+                2 if at < 3 * w => 2,
+                0 if at < 3 * t => 0,
+                _ => 3,
+            },
+            _ if at < t => 0,
+            _ if at < t + h => 1,
+            _ if at < t + h + w => 2,
+            _ => 3,
         }
     }
 }
@@ -73,7 +112,11 @@ impl fmt::Display for Rope {
             Self::NAME,
             self.mode.name(),
             self.n_rot
-        )
+        )?;
+        match self.mode.sections() {
+            Some(sections) => write!(f, "{sections:?}"),
+            None => Ok(()),
+        }
     }
 }
 
@@ -96,7 +139,22 @@ impl Op for Rope {
             );
             return Err(bad_operand(Self::NAME, "x", expected, x));
         }
-        expect_indices(Self::NAME, "pos", pos, x.shape[0])?;
+        match self.mode.sections() {
+            Some(sections) => {
+                if sections.iter().any(|&n| n > 1 << 16) || sections.iter().all(|&n| n == 0) {
+                    return Err(OpError::Limit {
+                        what: "pairs of a section",
+                        needed: sections.iter().copied().max().unwrap_or(0).into(),
+                        limit: 1 << 16,
+                    });
+                }
+                let whole = pos.is_contiguous() && pos.dtype == DType::I32;
+                if !(whole && pos.shape == [4, x.shape[0]]) {
+                    expect_indices(Self::NAME, "pos", pos, x.shape[0])?;
+                }
+            }
+            None => expect_indices(Self::NAME, "pos", pos, x.shape[0])?,
+        }
         expect_f32(Self::NAME, "table", table)?;
         let fits = table.rank() == 3
             && table.shape[0] > FINE
@@ -124,11 +182,19 @@ impl Op for Rope {
         let n_items = x.shape[0] * n_heads.div_ceil(heads_per_thread) * items;
         let (first, second) = match self.mode {
             RopeMode::Norm => (2, 1),
-            RopeMode::Neox => (1, pairs),
+            RopeMode::Neox | RopeMode::Mrope(_) | RopeMode::Imrope(_) => (1, pairs),
         };
+        let sections = match self.mode {
+            RopeMode::Norm | RopeMode::Neox => 0,
+            RopeMode::Mrope(_) => 1,
+            RopeMode::Imrope(_) => 2,
+        };
+        let [t, h, w, e] = self.mode.sections().unwrap_or_default();
+        // One position a token, or four.
+        let pos_axis = if pos.rank() == 2 { x.shape[0] } else { 0 };
         Ok(Launches::one(Launch {
             entry: Self::NAME,
-            spec: Spec::threads(THREADS),
+            spec: Spec::threads(THREADS).with("SECTIONS", sections),
             params: Params::new()
                 .u32("n_items", n_items)
                 .u32("items", items)
@@ -142,7 +208,12 @@ impl Op for Rope {
                 .u32("x_s0", x.strides[0])
                 .u32("x_s1", x.strides[1])
                 .u32("x_off", x.offset)
-                .u32("pos_off", pos.offset),
+                .u32("pos_off", pos.offset)
+                .u32("pos_axis", pos_axis)
+                .u32("section_t", t as usize)
+                .u32("section_h", h as usize)
+                .u32("section_w", w as usize)
+                .u32("section_e", e as usize),
             grid: fold_grid(n_items.div_ceil(THREADS as usize), caps)?,
             bindings: vec![
                 Binding::Input(0),

@@ -18,6 +18,7 @@ pub fn glu(op: &Glu, args: &mut RefArgs<'_>) {
         let magnitude = match op.kind {
             GluKind::Reglu => value.abs(),
             GluKind::Swiglu => value.abs() * growth(x) + whole * 1e-30,
+            GluKind::Sigmoid => value.abs() * growth(x) + up.abs() * 1e-30,
             GluKind::GegluQuick => value.abs() * growth(1.702 * x) + whole * 1e-30,
             GluKind::Geglu | GluKind::GegluErf => value.abs() + whole / 2.0 * tail(op.kind, x),
         };
@@ -46,6 +47,7 @@ fn activation(kind: GluKind, x: f64) -> f64 {
         GluKind::GegluErf => 0.5 * x * (1.0 + erf(x * FRAC_1_SQRT_2)),
         GluKind::GegluQuick => x * sigmoid(1.702 * x),
         GluKind::Reglu => x.max(0.0),
+        GluKind::Sigmoid => sigmoid(x),
     }
 }
 

@@ -18,10 +18,18 @@ pub fn rope(op: &Rope, args: &mut RefArgs<'_>) {
         };
         (f64::from(cos), f64::from(sin))
     };
-    for (t, &position) in positions.iter().enumerate() {
+    let n_tokens = x.desc.shape[0];
+    for t in 0..n_tokens {
         // (cos, sin) and the sums of the magnitudes they were computed from.
         let angles: Vec<[f64; 4]> = (0..n_pairs)
             .map(|pair| {
+                let axis = op.mode.axis(pair);
+                let position = match positions.get(axis * n_tokens + t) {
+                    Some(&position) => position,
+                    // One position for all axes but the last, which text does not use.
+                    None if axis == 3 => positions[t].min(0),
+                    None => positions[t],
+                };
                 let Ok(position) = usize::try_from(position) else {
                     return [1.0, 0.0, 1.0, 0.0];
                 };
@@ -48,7 +56,7 @@ pub fn rope(op: &Rope, args: &mut RefArgs<'_>) {
             for (j, [cos, sin, cos_m, sin_m]) in angles.iter().enumerate() {
                 let (a, b) = match op.mode {
                     RopeMode::Norm => (2 * j, 2 * j + 1),
-                    RopeMode::Neox => (j, j + n_pairs),
+                    RopeMode::Neox | RopeMode::Mrope(_) | RopeMode::Imrope(_) => (j, j + n_pairs),
                 };
                 let (x0, x1) = (row[a], row[b]);
                 let norm = (x0 * x0 + x1 * x1).sqrt();
