@@ -65,6 +65,9 @@ pub(crate) fn open(args: &ModelArgs, file: &GgufFile) -> Result<Loaded> {
             options.n_ubatch
         );
     }
+    for what in &loaded.found {
+        note!("the file also has {what}");
+    }
     if args.verbose {
         report(&loaded);
     }

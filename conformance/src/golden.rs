@@ -325,7 +325,12 @@ pub fn interleaved_logits(
         }
     }
     let mut rows = vec![Vec::new(); sequences.len()];
-    for chunk in tokens.chunks(context.cache().config().n_ubatch) {
+    let n_ubatch = context.cache().config().n_ubatch;
+    for chunk in tokens.chunks_mut(n_ubatch) {
+        // Ops that work along sequences want the tokens of each side by side.
+        if !context.cache().states().is_empty() {
+            chunk.sort_by_key(|(index, _)| *index);
+        }
         let step: Vec<StepToken> = chunk.iter().map(|(_, token)| *token).collect();
         let outputs = logits(context.step(&step, Head::Logits)?)?;
         let owners = chunk

@@ -163,6 +163,11 @@ fn architectures() {
             "qwen2-fused-qkv",
             "qwen3",
             "qwen3-d128",
+            "qwen35-r2",
+            "qwen35-r3",
+            "qwen35-r3-mtp",
+            "qwen35-sec1111",
+            "qwen35-bigheads",
             "gemma3",
             "gemma3-scaled",
         ] {
@@ -175,7 +180,7 @@ fn architectures() {
 #[test]
 fn models_on_the_emulated_cuda_device() {
     let device: Arc<dyn Device> = Arc::new(open_emulated(&CudaOptions::new("cuda")).unwrap());
-    for name in ["llama", "qwen3", "gemma3", "llama-Q4_K"] {
+    for name in ["llama", "qwen3", "qwen35-r3", "gemma3", "llama-Q4_K"] {
         check(name, &device);
     }
     if !full() {

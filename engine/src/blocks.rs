@@ -1,5 +1,9 @@
 //! The graph of a step under construction, and the pieces that architectures share.
 
+mod recurrent;
+
+pub use recurrent::{DeltaNet, GatedAttention, GatedQkv, Gates, Qkvz};
+
 use gemel_core::error::GraphError;
 use gemel_core::graph::{Graph, Tensor, ValueId};
 use gemel_core::op::DeviceClass;
@@ -18,7 +22,7 @@ use gemel_core::ops::{
 };
 use gemel_core::{DType, PAGE};
 
-use crate::kv_cache::KvCache;
+use crate::memory::SequenceMemory;
 use crate::rope::RopeConfig;
 use crate::weights::{Linear, WeightId, Weights};
 
@@ -73,6 +77,10 @@ pub mod input {
     /// [`StepGraph::runs`](super::StepGraph::runs).
     pub const RUNS: &str = "runs";
 
+    /// For each run, i32 `[n_runs, 2]`: recorded tokens of the last step that the sequence still has, and the half of
+    /// the record that holds them. Only for graphs with recurrent layers.
+    pub const COMMITS: &str = "commits";
+
     /// Cells of the tokens in a group's cache, i32 `[n_tokens]`, -1 for padding.
     pub fn slots(group: usize) -> String {
         format!("slots.{group}")
@@ -104,13 +112,14 @@ pub struct StepGraph<'a> {
     /// Shape bucket.
     pub shape: StepShape,
     weights: &'a Weights,
-    cache: &'a KvCache,
+    memory: &'a SequenceMemory,
     precision: Precision,
     tokens: ValueId,
     positions: ValueId,
     seq_rows: ValueId,
     outputs: Option<ValueId>,
     runs: Option<ValueId>,
+    commits: Option<ValueId>,
     groups: Vec<GroupInputs>,
     /// The last value that was re-quantised: q, k and v share one.
     quantized: Option<(ValueId, [ValueId; 2])>,
@@ -186,7 +195,7 @@ impl<'a> StepGraph<'a> {
     pub fn new(
         shape: StepShape,
         weights: &'a Weights,
-        cache: &'a KvCache,
+        memory: &'a SequenceMemory,
         precision: Precision,
         class: DeviceClass,
     ) -> Result<Self, GraphError> {
@@ -198,6 +207,7 @@ impl<'a> StepGraph<'a> {
         let outputs = (shape.n_outputs > 0)
             .then(|| graph.step_input(input::OUTPUTS, DType::I32, [shape.n_outputs]));
         let mut groups = Vec::new();
+        let cache = memory.kv();
         for group in 0..cache.n_groups() {
             let slots = graph.step_input(input::slots(group), DType::I32, [n]);
             let n_updates = cache.max_table_updates(n);
@@ -223,13 +233,14 @@ impl<'a> StepGraph<'a> {
             graph,
             shape,
             weights,
-            cache,
+            memory,
             precision,
             tokens,
             positions,
             seq_rows,
             outputs,
             runs: None,
+            commits: None,
             groups,
             quantized: None,
         })
@@ -239,7 +250,7 @@ impl<'a> StepGraph<'a> {
     ///
     /// A step of a graph that asks for it refuses sequences whose tokens are not neighbours.
     pub fn runs(&mut self) -> ValueId {
-        let n_runs = self.shape.n_tokens.min(self.cache.config().n_seqs);
+        let n_runs = self.shape.n_tokens.min(self.memory.config().n_seqs);
         let graph = &mut self.graph;
         *self
             .runs
@@ -416,15 +427,17 @@ impl<'a> StepGraph<'a> {
     }
 
     /// Writes the keys and values of the step, `[n_tokens, n_kv_heads, dim]`, to the cache of a layer and returns that.
+    /// `index` counts the layers that cache keys.
     ///
     /// # Errors
     /// Shapes that do not fit.
     pub fn write_cache(
         &mut self,
+        index: usize,
         layer: usize,
         [k, v]: [ValueId; 2],
     ) -> Result<[ValueId; 2], GraphError> {
-        let cache = self.cache.layer(layer);
+        let cache = self.memory.kv().layer(index);
         let slots = self.groups[cache.group].slots;
         let label = |what: &str| format!("blk.{layer}.{what}");
         let k_cache = self.graph.bind(label("k_cache"), &cache.k);
@@ -444,10 +457,24 @@ impl<'a> StepGraph<'a> {
         &mut self,
         layer: usize,
         at: &AttentionShape,
+        qkv: [ValueId; 3],
+    ) -> Result<ValueId, GraphError> {
+        self.attend_in(layer, layer, at, qkv)
+    }
+
+    /// [`attend`](Self::attend) in a model where some layers cache no keys: `index` counts those that do.
+    ///
+    /// # Errors
+    /// Shapes that do not fit.
+    pub fn attend_in(
+        &mut self,
+        index: usize,
+        layer: usize,
+        at: &AttentionShape,
         [q, k, v]: [ValueId; 3],
     ) -> Result<ValueId, GraphError> {
-        let [k_cache, v_cache] = self.write_cache(layer, [k, v])?;
-        let table = self.groups[self.cache.layer(layer).group].table;
+        let [k_cache, v_cache] = self.write_cache(index, layer, [k, v])?;
+        let table = self.groups[self.memory.kv().layer(index).group].table;
         let attention = Attention {
             scale: at.scale,
             softcap: at.softcap,

@@ -18,7 +18,8 @@ use gemel_core::ops::top_k_logits::TopKLogits;
 use gemel_core::plan::{Arena, Plan, PlanError, compile};
 
 use crate::blocks::{Head, Precision, StepGraph, StepShape, input, len_bucket, row_bucket};
-use crate::kv_cache::{CacheConfig, CacheError, KvCache, Reservation, SeqId};
+use crate::kv_cache::{CacheConfig, CacheError, SeqId};
+use crate::memory::{Checkpoint, MemoryError, Reservation, SavedSequence, SequenceMemory};
 use crate::models::{Model, ModelInfo, Tables};
 use crate::weights::Weights;
 
@@ -68,14 +69,6 @@ pub enum StepError {
         /// Size of the vocabulary.
         n_vocab: usize,
     },
-    /// A sequence whose tokens are not neighbours, in a model with ops that work along sequences.
-    #[error(
-        "the tokens of sequence {seq} are not neighbours in the step; give them one after the other"
-    )]
-    Scattered {
-        /// The sequence.
-        seq: usize,
-    },
     /// More tokens than a step takes.
     #[error("a step of {n} tokens exceeds the micro-batch of {n_ubatch}")]
     TooLong {
@@ -92,6 +85,15 @@ pub enum StepError {
     Device(#[from] DeviceError),
 }
 
+impl From<MemoryError> for StepError {
+    fn from(error: MemoryError) -> Self {
+        match error {
+            MemoryError::Cache(error) => error.into(),
+            MemoryError::Device(error) => error.into(),
+        }
+    }
+}
+
 impl From<GraphError> for StepError {
     fn from(error: GraphError) -> Self {
         Self::Plan(error.into())
@@ -105,10 +107,12 @@ pub struct Context {
     model: Arc<dyn Model>,
     weights: Arc<Weights>,
     tables: Tables,
-    cache: KvCache,
+    memory: SequenceMemory,
     precision: Precision,
     arena: Arena,
     plans: BTreeMap<StepShape, Recording>,
+    /// The plan of [`Context::fork`], made at first use.
+    fork: Option<Recording>,
     step_words: Vec<i32>,
 }
 
@@ -134,16 +138,18 @@ impl Context {
         precision: Precision,
     ) -> Result<Self, DeviceError> {
         let tables = Tables::upload(&*model, config.n_ctx, &*device)?;
-        let cache = KvCache::new(&model.kv_layers(), config, &*device)?;
+        let memory =
+            SequenceMemory::new(&model.kv_layers(), &model.state_layers(), config, &*device)?;
         Ok(Self {
             device,
             model,
             weights,
             tables,
-            cache,
+            memory,
             precision,
             arena: Arena::default(),
             plans: BTreeMap::new(),
+            fork: None,
             step_words: Vec::new(),
         })
     }
@@ -158,9 +164,14 @@ impl Context {
         &self.device
     }
 
-    /// The caches.
-    pub fn cache(&self) -> &KvCache {
-        &self.cache
+    /// The model.
+    pub fn model(&self) -> &dyn Model {
+        &*self.model
+    }
+
+    /// What is remembered of the sequences.
+    pub fn cache(&self) -> &SequenceMemory {
+        &self.memory
     }
 
     /// Starts an empty sequence.
@@ -168,7 +179,7 @@ impl Context {
     /// # Errors
     /// All slots taken.
     pub fn create(&mut self) -> Result<SeqId, CacheError> {
-        self.cache.create()
+        self.memory.create()
     }
 
     /// Ends a sequence.
@@ -176,15 +187,61 @@ impl Context {
     /// # Errors
     /// No such sequence.
     pub fn remove(&mut self, seq: SeqId) -> Result<(), CacheError> {
-        self.cache.remove(seq)
+        self.memory.remove(seq)
     }
 
     /// Shortens a sequence.
     ///
     /// # Errors
-    /// No such sequence; a window that is gone.
+    /// No such sequence; a window or a recurrent state that is gone.
     pub fn truncate(&mut self, seq: SeqId, len: usize) -> Result<(), CacheError> {
-        self.cache.truncate(seq, len)
+        self.memory.truncate(seq, len)
+    }
+
+    /// Copies to the host what a sequence needs to come back to this point at any later time.
+    ///
+    /// # Errors
+    /// No such sequence; device lost.
+    pub fn checkpoint(&self, seq: SeqId) -> Result<Checkpoint, StepError> {
+        Ok(self.memory.checkpoint(seq, &*self.device)?)
+    }
+
+    /// Takes a sequence back to one of its checkpoints.
+    ///
+    /// # Errors
+    /// No such sequence, or a shorter one; a window that is gone; device lost.
+    pub fn restore(&mut self, seq: SeqId, checkpoint: &Checkpoint) -> Result<(), StepError> {
+        Ok(self.memory.restore(seq, checkpoint, &*self.device)?)
+    }
+
+    /// Begins a sequence as a copy of another. The device copies; the host sends a few words a page.
+    ///
+    /// # Errors
+    /// No such sequence; no room, in which case nothing changes; out of device memory, device lost.
+    pub fn fork(&mut self, seq: SeqId) -> Result<SeqId, StepError> {
+        let recording = if let Some(recording) = &self.fork {
+            recording.clone()
+        } else {
+            let recording = self.memory.record_fork(&*self.device, &mut self.arena)?;
+            self.fork.insert(recording).clone()
+        };
+        Ok(self.memory.fork(seq, &recording, &*self.device)?)
+    }
+
+    /// Copies a whole sequence to the host.
+    ///
+    /// # Errors
+    /// No such sequence; device lost.
+    pub fn save(&self, seq: SeqId) -> Result<SavedSequence, StepError> {
+        Ok(self.memory.save(seq, &*self.device)?)
+    }
+
+    /// Makes a new sequence of one that this model saved with caches of the same types.
+    ///
+    /// # Errors
+    /// No room, another model's, in which case nothing changes; device lost.
+    pub fn load(&mut self, saved: &SavedSequence) -> Result<SeqId, StepError> {
+        Ok(self.memory.load(saved, &*self.device)?)
     }
 
     /// The recorded plan of a bucket, made at first use.
@@ -198,7 +255,7 @@ impl Context {
         let mut step = StepGraph::new(
             shape,
             &self.weights,
-            &self.cache,
+            &self.memory,
             self.precision,
             self.device.caps().class,
         )?;
@@ -239,13 +296,13 @@ impl Context {
     /// The bucket of a step.
     fn shape_of(&self, n_tokens: usize, n_outputs: usize, longest: usize, head: Head) -> StepShape {
         StepShape {
-            n_tokens: row_bucket(n_tokens).min(self.cache.config().n_ubatch.max(n_tokens)),
+            n_tokens: row_bucket(n_tokens).min(self.memory.config().n_ubatch.max(n_tokens)),
             n_outputs: if n_outputs == 0 {
                 0
             } else {
                 row_bucket(n_outputs)
             },
-            max_len: len_bucket(longest, self.cache.config().n_ctx),
+            max_len: len_bucket(longest, self.memory.config().n_ctx),
             head: if n_outputs == 0 { Head::Argmax } else { head },
         }
     }
@@ -262,7 +319,7 @@ impl Context {
                 n_vocab,
             });
         }
-        let n_ubatch = self.cache.config().n_ubatch;
+        let n_ubatch = self.memory.config().n_ubatch;
         if tokens.len() > n_ubatch {
             return Err(StepError::TooLong {
                 n: tokens.len(),
@@ -270,10 +327,10 @@ impl Context {
             });
         }
         let seqs: Vec<SeqId> = tokens.iter().map(|token| token.seq).collect();
-        let reservation = self.cache.reserve(&seqs)?;
+        let reservation = self.memory.reserve(&seqs)?;
         let result = self.submit_reserved(tokens, head, &reservation);
         if result.is_err() {
-            self.cache.cancel(&reservation);
+            self.memory.cancel(&reservation);
         }
         result
     }
@@ -290,6 +347,7 @@ impl Context {
             .map(|(row, _)| row)
             .collect();
         let longest = reservation
+            .kv
             .positions
             .iter()
             .max()
@@ -298,7 +356,7 @@ impl Context {
         let recording = self.plan(shape)?;
         let plan = recording.plan.clone();
         let runs = if plan.step_inputs.contains_key(input::RUNS) {
-            runs(tokens, &reservation.positions)?
+            reservation.runs.clone()?
         } else {
             Vec::new()
         };
@@ -323,17 +381,25 @@ impl Context {
             input::TOKENS,
             &mut tokens.iter().map(|token| token.id.cast_signed()),
         );
-        fill(input::POSITIONS, &mut reservation.positions.iter().copied());
+        fill(
+            input::POSITIONS,
+            &mut reservation.kv.positions.iter().copied(),
+        );
         fill(
             input::SEQ_ROWS,
             &mut tokens.iter().map(|token| token.seq.0 as i32),
         );
         fill(input::OUTPUTS, &mut outputs.iter().copied());
         fill(input::RUNS, &mut runs.iter().flatten().copied());
+        fill(
+            input::COMMITS,
+            &mut reservation.commits.iter().flatten().copied(),
+        );
         for (group, (slots, updates)) in reservation
+            .kv
             .slots
             .iter()
-            .zip(&reservation.table_updates)
+            .zip(&reservation.kv.table_updates)
             .enumerate()
         {
             fill(&input::slots(group), &mut slots.iter().copied());
@@ -418,12 +484,12 @@ impl Context {
         head: Head,
         progress: &mut dyn FnMut(usize) -> bool,
     ) -> Result<Option<StepOutput>, StepError> {
-        let n_ctx = self.cache.config().n_ctx;
-        let needed = self.cache.len(seq)? + ids.len();
+        let n_ctx = self.memory.config().n_ctx;
+        let needed = self.memory.len(seq)? + ids.len();
         if needed > n_ctx {
             return Err(CacheError::Overflow { needed, n_ctx }.into());
         }
-        let n_ubatch = self.cache.config().n_ubatch;
+        let n_ubatch = self.memory.config().n_ubatch;
         let mut done = 0;
         for chunk in ids.chunks(n_ubatch.max(1)) {
             let last = done + chunk.len() == ids.len();
@@ -522,27 +588,6 @@ fn by_node(plan: &Plan, mut times: impl Iterator<Item = u64>) -> Vec<OpTime> {
     sums.into_values().collect()
 }
 
-/// The runs of a step: (slot row of the sequence, first row, number of rows, position of the first row) each.
-///
-/// # Errors
-/// A sequence whose tokens are not neighbours.
-fn runs(tokens: &[StepToken], positions: &[i32]) -> Result<Vec<[i32; 4]>, StepError> {
-    let mut runs: Vec<[i32; 4]> = Vec::new();
-    for (row, (token, &position)) in (0i32..).zip(tokens.iter().zip(positions)) {
-        let slot = token.seq.0 as i32;
-        if let Some(run) = runs.last_mut()
-            && run[0] == slot
-        {
-            run[2] += 1;
-        } else if runs.iter().any(|run| run[0] == slot) {
-            return Err(StepError::Scattered { seq: token.seq.0 });
-        } else {
-            runs.push([slot, row, 1, position]);
-        }
-    }
-    Ok(runs)
-}
-
 /// A node's label with every `blk.N.` left out.
 fn without_layer(label: &str) -> String {
     let mut parts = label.split("blk.");
@@ -561,35 +606,4 @@ fn words(bytes: &[u8], offset: usize, desc: &TensorDesc, row: usize) -> Vec<u32>
         .chunks_exact(4)
         .map(|word| u32::from_le_bytes([word[0], word[1], word[2], word[3]]))
         .collect()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn token(seq: usize) -> StepToken {
-        StepToken {
-            seq: SeqId(seq),
-            id: 0,
-            output: false,
-        }
-    }
-
-    #[test]
-    fn runs_are_neighbours_of_one_sequence() {
-        let tokens = [3, 3, 0, 2, 2, 2].map(token);
-        assert_eq!(
-            runs(&tokens, &[7, 8, 0, 64, 65, 66]).unwrap(),
-            [[3, 0, 2, 7], [0, 2, 1, 0], [2, 3, 3, 64]],
-            "slot, first row, rows, position"
-        );
-        assert!(runs(&[], &[]).unwrap().is_empty(), "nothing");
-        assert!(
-            matches!(
-                runs(&[1, 0, 1].map(token), &[0, 0, 1]),
-                Err(StepError::Scattered { seq: 1 })
-            ),
-            "interleaved"
-        );
-    }
 }

@@ -11,6 +11,8 @@ use gemel_core::error::DeviceError;
 use gemel_core::graph::Tensor;
 use gemel_core::{DType, PAGE, TensorDesc};
 
+use crate::memory::MemoryError;
+
 /// What one layer caches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KvLayer {
@@ -74,6 +76,37 @@ pub enum CacheError {
     NoSequence {
         /// The number given.
         seq: usize,
+    },
+    /// A sequence whose tokens are not neighbours, in a model with ops that work along sequences.
+    #[error(
+        "the tokens of sequence {seq} are not neighbours in the step; give them one after the other"
+    )]
+    Scattered {
+        /// The sequence.
+        seq: usize,
+    },
+    /// A truncation to before the recurrent state that is kept.
+    #[error(
+        "cannot go back to {len} tokens: the recurrent state is kept from {kept_from} on; return to a checkpoint or read the tokens again"
+    )]
+    StateGone {
+        /// The length asked for.
+        len: usize,
+        /// The least length.
+        kept_from: usize,
+    },
+    /// A saved sequence of another model, or of caches of other types.
+    #[error(
+        "the saved sequence is of another model, context size or cache type; read its tokens again"
+    )]
+    Layout,
+    /// A checkpoint of more tokens than the sequence has.
+    #[error("the checkpoint is of {checkpoint} tokens, but the sequence has only {len}")]
+    Ahead {
+        /// Tokens at the checkpoint.
+        checkpoint: usize,
+        /// Tokens of the sequence.
+        len: usize,
     },
     /// A truncation to a point whose window was already given back.
     #[error(
@@ -151,6 +184,30 @@ fn group_pages(window: usize, config: &CacheConfig) -> (usize, usize) {
         ((window + config.n_ubatch).div_ceil(PAGE) + 2).min(max_pages)
     };
     (held * config.n_seqs, max_pages)
+}
+
+/// Pages to copy in each group, (from, to).
+pub type PageMoves = Vec<Vec<[i32; 2]>>;
+
+/// Keys and values of one sequence in host memory.
+#[derive(Clone, Debug)]
+pub struct SavedPages {
+    len: usize,
+    /// Per group: which blocks of [`PAGE`] positions are there.
+    held: Vec<Vec<bool>>,
+    bytes: Vec<u8>,
+}
+
+impl SavedPages {
+    /// Bytes of host memory.
+    pub fn n_bytes(&self) -> usize {
+        self.bytes.len()
+    }
+}
+
+/// Bytes of one page of a cache, all heads.
+fn page_bytes(tensor: &Tensor) -> usize {
+    tensor.desc.n_bytes() / tensor.desc.shape[0].max(1)
 }
 
 impl KvCache {
@@ -431,6 +488,150 @@ impl KvCache {
                 group.free.extend(page.take());
             }
         }
+    }
+
+    /// Begins a sequence with as many pages as another has. Returns it with the pages of each group, (from, to).
+    ///
+    /// # Errors
+    /// No such sequence; all slots or pages are taken. Nothing changes then.
+    pub fn fork(&mut self, seq: SeqId) -> Result<(SeqId, PageMoves), CacheError> {
+        let origin = self.sequence(seq)?.clone();
+        for (group, pages) in self.groups.iter().zip(&origin.pages) {
+            let (needed, free) = (pages.iter().flatten().count(), group.free.len());
+            if needed > free {
+                return Err(CacheError::Full { needed, free });
+            }
+        }
+        let new = self.create()?;
+        let mut moves = Vec::new();
+        let mut pages = Vec::new();
+        for (group, from) in self.groups.iter_mut().zip(&origin.pages) {
+            let to: Vec<Option<u32>> = from
+                .iter()
+                .map(|page| page.and_then(|_| group.free.pop()))
+                .collect();
+            let pairs = from.iter().zip(&to).filter_map(|(from, to)| from.zip(*to));
+            moves.push(
+                pairs
+                    .map(|(from, to)| [from.cast_signed(), to.cast_signed()])
+                    .collect(),
+            );
+            pages.push(to);
+        }
+        let len = origin.len;
+        self.sequences[new.0] = Some(Sequence { len, pages });
+        Ok((new, moves))
+    }
+
+    /// Pages that a sequence holds in a group, those given back as 0: nothing looks there.
+    ///
+    /// # Errors
+    /// No such sequence.
+    pub fn page_row(&self, seq: SeqId, group: usize) -> Result<Vec<u32>, CacheError> {
+        let pages = &self.sequence(seq)?.pages[group];
+        Ok(pages.iter().map(|page| page.unwrap_or_default()).collect())
+    }
+
+    /// Keys and values of every layer, with its group.
+    pub fn tensors_by_group(&self) -> impl Iterator<Item = (usize, &Tensor)> {
+        self.layers
+            .iter()
+            .flat_map(|layer| [(layer.group, &layer.k), (layer.group, &layer.v)])
+    }
+
+    /// Copies the keys and values of a sequence to the host.
+    ///
+    /// # Errors
+    /// No such sequence; device lost.
+    pub fn save(&self, seq: SeqId, device: &dyn Device) -> Result<SavedPages, MemoryError> {
+        let sequence = self.sequence(seq)?;
+        let mut bytes = Vec::new();
+        for (page, tensor) in self.pages_of(sequence) {
+            let n_bytes = page_bytes(tensor);
+            let at = bytes.len();
+            bytes.resize(at + n_bytes, 0);
+            device.read(
+                &tensor.buffers[0],
+                u64::from(page) * n_bytes as u64,
+                &mut bytes[at..],
+            )?;
+        }
+        let held = |pages: &Vec<Option<u32>>| pages.iter().map(Option::is_some).collect();
+        Ok(SavedPages {
+            len: sequence.len,
+            held: sequence.pages.iter().map(held).collect(),
+            bytes,
+        })
+    }
+
+    /// Makes a sequence of what [`save`](Self::save) copied from a cache of the same layout.
+    ///
+    /// # Errors
+    /// All slots or pages are taken, or a cache of another layout, in which case nothing changes; device lost.
+    pub fn restore(
+        &mut self,
+        saved: &SavedPages,
+        device: &dyn Device,
+    ) -> Result<SeqId, MemoryError> {
+        let same_groups = saved.held.len() == self.groups.len();
+        let layers_of = |group: usize| self.layers.iter().filter(move |layer| layer.group == group);
+        let needed_bytes: usize = (saved.held.iter().enumerate())
+            .flat_map(|(group, held)| {
+                let pages = held.iter().filter(|&&held| held).count();
+                layers_of(group)
+                    .map(move |layer| pages * (page_bytes(&layer.k) + page_bytes(&layer.v)))
+            })
+            .sum();
+        if !same_groups || needed_bytes != saved.bytes.len() || saved.len > self.config.n_ctx {
+            return Err(CacheError::Layout.into());
+        }
+        for (group, held) in self.groups.iter().zip(&saved.held) {
+            let needed = held.iter().filter(|&&held| held).count();
+            if needed > group.free.len() {
+                let free = group.free.len();
+                return Err(CacheError::Full { needed, free }.into());
+            }
+        }
+        let seq = self.create()?;
+        let mut sequence = Sequence {
+            len: saved.len,
+            pages: Vec::new(),
+        };
+        for (group, held) in self.groups.iter_mut().zip(&saved.held) {
+            let pages: Vec<Option<u32>> = held
+                .iter()
+                .map(|&held| held.then(|| group.free.pop()).flatten())
+                .collect();
+            // The row of the table, pages that were given back as page 0: nothing looks there.
+            let row: Vec<u32> = pages.iter().map(|page| page.unwrap_or_default()).collect();
+            let at = seq.0 * group.table.desc.last() * 4;
+            device.write(
+                &group.table.buffers[0],
+                at as u64,
+                bytemuck::cast_slice(&row),
+            )?;
+            sequence.pages.push(pages);
+        }
+        let mut rest = saved.bytes.as_slice();
+        for (page, tensor) in self.pages_of(&sequence) {
+            let n_bytes = page_bytes(tensor);
+            let (bytes, after) = rest.split_at(n_bytes);
+            device.write(&tensor.buffers[0], u64::from(page) * n_bytes as u64, bytes)?;
+            rest = after;
+        }
+        self.sequences[seq.0] = Some(sequence);
+        Ok(seq)
+    }
+
+    /// Every page that a sequence holds in every tensor of its group.
+    fn pages_of<'a>(
+        &'a self,
+        sequence: &'a Sequence,
+    ) -> impl Iterator<Item = (u32, &'a Tensor)> + 'a {
+        self.layers.iter().flat_map(move |layer| {
+            let pages = sequence.pages[layer.group].iter().flatten();
+            pages.flat_map(move |&page| [(page, &layer.k), (page, &layer.v)])
+        })
     }
 
     /// Total pages of a group.

@@ -1,8 +1,8 @@
 //! From a GGUF file to text.
 //!
 //! In reading order: the file (`mmap`, `gguf`), what is in it (`tokenizer`, `chat`, `weights`), the models as graphs
-//! (`models`, `blocks`, `rope`), their memory (`kv_cache`), steps on a device (`forward`), and what is made of the
-//! logits (`sampler`, `text`, `generate`, `perplexity`). `load` ties a file and a device together;
+//! (`models`, `blocks`, `rope`), their memory (`memory`: `kv_cache` and `state`), steps on a device (`forward`), and
+//! what is made of the logits (`sampler`, `text`, `generate`, `perplexity`). `load` ties a file and a device together;
 //! `synthetic` makes models up.
 
 pub mod blocks;
@@ -12,11 +12,13 @@ pub mod generate;
 pub mod gguf;
 pub mod kv_cache;
 pub mod load;
+pub mod memory;
 pub mod mmap;
 pub mod models;
 pub mod perplexity;
 pub mod rope;
 pub mod sampler;
+pub mod state;
 pub mod synthetic;
 pub mod text;
 pub mod tokenizer;

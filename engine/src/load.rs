@@ -13,6 +13,7 @@ use crate::forward::Context;
 use crate::gguf::{GgufError, GgufFile, Metadata};
 use crate::kv_cache::{CacheConfig, KvCache, KvLayer};
 use crate::models::{self, ModelError};
+use crate::state::{StateCache, StateLayer};
 use crate::tokenizer::{Tokenizer, TokenizerError};
 use crate::weights::{Requests, WeightError};
 
@@ -90,6 +91,18 @@ pub enum LoadError {
         /// The device's limit.
         limit_mib: u64,
     },
+    /// The recurrent state of one layer exceeds a binding of the device.
+    #[error(
+        "the state of one layer takes {needed_mib} MiB for {n_seqs} sequences, but this device binds at most {limit_mib} MiB; use fewer sequences"
+    )]
+    StateBinding {
+        /// Of the largest tensor.
+        needed_mib: u64,
+        /// Sequences.
+        n_seqs: usize,
+        /// The device's limit.
+        limit_mib: u64,
+    },
     /// Weights and caches need more than the device has.
     #[error(
         "the model needs {needed_mib} MiB ({weights_mib} weights, {cache_mib} cache for {n_ctx} tokens x {n_seqs}), but {device} has {free_mib} MiB free; use a smaller context (-c), cache type (-ctk, -ctv) or model"
@@ -127,6 +140,8 @@ pub struct Loaded {
     pub cache_bytes: u64,
     /// Parameters of the weight matrices.
     pub n_params: u64,
+    /// What the file has beyond the plain model, one phrase each.
+    pub found: Vec<String>,
 }
 
 /// Loads a model. `progress` gets the bytes of the file done so far and in all.
@@ -153,9 +168,10 @@ pub fn load(
         info.widest,
         caps.max_binding_bytes,
     )?;
-    check_cache_bindings(&model.kv_layers(), &config, caps)?;
+    check_cache_bindings(&model.kv_layers(), &model.state_layers(), &config, caps)?;
     let weight_bytes = requests.n_bytes(caps);
-    let cache_bytes = KvCache::n_bytes(&model.kv_layers(), &config);
+    let cache_bytes = KvCache::n_bytes(&model.kv_layers(), &config)
+        + StateCache::n_bytes(&model.state_layers(), &config);
     let memory = device.memory();
     let free = memory.total.saturating_sub(memory.used);
     if weight_bytes + cache_bytes > free {
@@ -169,6 +185,7 @@ pub fn load(
             free_mib: free >> 20,
         });
     }
+    let found = model.found().to_vec();
     let n_params = requests
         .matrices()
         .map(|(_, _, shape)| shape.iter().product::<usize>() as u64)
@@ -188,12 +205,14 @@ pub fn load(
         weight_bytes,
         cache_bytes,
         n_params,
+        found,
     })
 }
 
 /// Refuses a cache of which one layer exceeds a binding of the device.
 fn check_cache_bindings(
     layers: &[KvLayer],
+    states: &[StateLayer],
     config: &CacheConfig,
     caps: &Caps,
 ) -> Result<(), LoadError> {
@@ -202,6 +221,19 @@ fn check_cache_bindings(
         .iter()
         .map(|layer| KvCache::largest_tensor(layer, config))
         .max();
+    let state = states
+        .iter()
+        .map(|layer| StateCache::largest_tensor(layer, config))
+        .max();
+    if let Some(needed) = state
+        && needed > limit
+    {
+        return Err(LoadError::StateBinding {
+            needed_mib: needed.div_ceil(1 << 20),
+            n_seqs: config.n_seqs,
+            limit_mib: limit >> 20,
+        });
+    }
     match largest {
         Some(needed) if needed > limit => Err(LoadError::CacheBinding {
             needed_mib: needed.div_ceil(1 << 20),

@@ -4,6 +4,7 @@ pub mod gemma3;
 pub mod llama;
 pub mod qwen2;
 pub mod qwen3;
+pub mod qwen35;
 
 use std::fmt;
 
@@ -15,6 +16,7 @@ use crate::blocks::StepGraph;
 use crate::gguf::{GgufError, Metadata};
 use crate::kv_cache::KvLayer;
 use crate::rope::RopeConfig;
+use crate::state::StateLayer;
 use crate::weights::{Requests, WeightError, WeightId};
 
 /// A model that cannot be built from a file.
@@ -76,8 +78,18 @@ pub trait Model: fmt::Debug + Send + Sync {
     /// Sizes.
     fn info(&self) -> &ModelInfo;
 
-    /// What each layer caches.
+    /// What each layer with keys caches.
     fn kv_layers(&self) -> Vec<KvLayer>;
+
+    /// What each recurrent layer keeps.
+    fn state_layers(&self) -> Vec<StateLayer> {
+        Vec::new()
+    }
+
+    /// What the file has beyond the plain model, one phrase each, to be told when it is loaded.
+    fn found(&self) -> &[String] {
+        &[]
+    }
 
     /// The distinct rotary configurations.
     fn ropes(&self) -> Vec<&RopeConfig>;
@@ -101,6 +113,7 @@ const ARCHITECTURES: &[(&str, Build)] = &[
     (llama::ARCH, llama::load),
     (qwen2::ARCH, qwen2::load),
     (qwen3::ARCH, qwen3::load),
+    (qwen35::ARCH, qwen35::load),
 ];
 
 /// Names of the supported architectures.

@@ -214,6 +214,51 @@ impl<'a> Requests<'a> {
         self.opt_joined(&[(name, n)])
     }
 
+    /// A tensor of plain numbers with this full name and shape, as one f32 vector of all its elements.
+    ///
+    /// # Errors
+    /// Missing, or of another shape or type.
+    pub fn table(&mut self, name: &str, shape: &[usize]) -> Result<WeightId, WeightError> {
+        let info = self.find(name, shape, DType::is_float)?;
+        Ok(self.push(Request::Vectors(vec![info])))
+    }
+
+    /// The number of tensors of the file whose names begin so.
+    pub fn count(&self, prefix: &str) -> usize {
+        let tensors = self.file.gguf().tensors().iter();
+        tensors.filter(|info| info.name.starts_with(prefix)).count()
+    }
+
+    /// A matrix product `LABEL.weight` with its rows in another order: runs of (first, number), each but the last of
+    /// whole tiles.
+    ///
+    /// # Errors
+    /// Missing, or of another shape or type.
+    pub fn reordered(
+        &mut self,
+        label: &str,
+        rows: &[(usize, usize)],
+        d_out: usize,
+        d_in: usize,
+    ) -> Result<Linear, WeightError> {
+        let usable = |dtype| dtype::WEIGHT_TYPES.contains(&dtype);
+        let info = self.find(&format!("{label}.weight"), &[d_out, d_in], usable)?;
+        let row_bytes = info.n_bytes / d_out.max(1);
+        let parts = rows.iter().map(|&(first, n)| TensorInfo {
+            shape: vec![n, d_in],
+            offset: info.offset + (first * row_bytes) as u64,
+            n_bytes: n * row_bytes,
+            ..info.clone()
+        });
+        let scale = self.scalar(&format!("{label}.scale"))?.unwrap_or(1.0);
+        Ok(Linear {
+            label: label.to_owned(),
+            weight: self.push(Request::Matrix(parts.collect())),
+            bias: None,
+            scale,
+        })
+    }
+
     /// Vectors with these full names and lengths as one vector, if the file has the first.
     ///
     /// # Errors

@@ -135,6 +135,7 @@ fn every_size_has_what_its_architecture_asks_for() {
         ("qwen2:7b:f16", 7.62),
         ("qwen3:0.6b:f16", 0.596),
         ("qwen3:32b:f16", 32.76),
+        ("qwen35:27b:f16", 26.9),
         ("gemma3:270m:f16", 0.268),
         ("gemma3:12b:f16", 11.77),
         ("gemma3:27b:f16", 27.01),
@@ -475,7 +476,7 @@ fn kv_rows(context: &mut Context, depth: usize) -> Vec<usize> {
     let n_layers = context.info().n_layers;
     let counts = (0..n_layers)
         .map(|layer| {
-            let k = &context.cache().layer(layer).k;
+            let k = &context.cache().kv().layer(layer).k;
             let mut bytes = vec![0; k.desc.n_bytes()];
             context.device().read(&k.buffers[0], 0, &mut bytes).unwrap();
             let [_, heads, page, dim] = k.desc.shape[..] else {

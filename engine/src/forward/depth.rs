@@ -87,7 +87,7 @@ impl Model for Filler {
                 g.graph.narrow(rows, 0, 0, n_tokens)
             };
             let (k, v) = (take(layer.k_dim, 0)?, take(layer.v_dim, 1)?);
-            g.write_cache(index, [k, v])?;
+            g.write_cache(index, index, [k, v])?;
         }
         Ok(None)
     }
@@ -103,15 +103,15 @@ impl Context {
     /// # Errors
     /// Context overflow, which changes nothing; device lost; out of memory.
     pub fn assume(&mut self, seq: SeqId, n: usize) -> Result<(), StepError> {
-        let n_ctx = self.cache.config().n_ctx;
-        let needed = self.cache.len(seq)? + n;
+        let n_ctx = self.memory.config().n_ctx;
+        let needed = self.memory.len(seq)? + n;
         if needed > n_ctx {
             return Err(CacheError::Overflow { needed, n_ctx }.into());
         }
         if n == 0 {
             return Ok(());
         }
-        let n_rows = self.cache.config().n_ubatch.min(MOST_ROWS);
+        let n_rows = self.memory.config().n_ubatch.min(MOST_ROWS);
         let filler = Arc::new(Filler::new(&*self.model, n_rows, &*self.device)?);
         let model = std::mem::replace(&mut self.model, filler);
         let plans = std::mem::take(&mut self.plans);

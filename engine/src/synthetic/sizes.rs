@@ -16,7 +16,7 @@
 //! layer at least once, a vocabulary of 512. The tests run it in every type without another line.
 
 use super::outline::Outline;
-use crate::gguf::Value;
+use crate::gguf::{Array, Value};
 
 /// Adds keys and tensors to an outline.
 pub(super) type Build = fn(&mut Outline);
@@ -116,6 +116,25 @@ pub(super) const FAMILIES: &[Family] = &[
             }),
             ("32b", |o| {
                 dense(o, &qwen3(64, 5120, [64, 8, 128], 25600, false));
+            }),
+        ],
+    },
+    Family {
+        arch: "qwen35",
+        sizes: &[
+            ("tiny", |o| hybrid(o, &TINY_HYBRID)),
+            // Qwen3.5
+            ("0.8b", |o| {
+                hybrid(o, &qwen35(24, 1024, [8, 2, 256], 3584, 16, true));
+            }),
+            ("4b", |o| {
+                hybrid(o, &qwen35(32, 2560, [16, 4, 256], 9216, 32, true));
+            }),
+            ("9b", |o| {
+                hybrid(o, &qwen35(32, 4096, [16, 4, 256], 12288, 32, false));
+            }),
+            ("27b", |o| {
+                hybrid(o, &qwen35(64, 5120, [24, 4, 256], 17408, 48, false));
             }),
         ],
     },
@@ -297,6 +316,113 @@ fn gemma3(n_layers: usize, d_model: usize, heads: [usize; 3], d_ff: usize, windo
         rope_factor: if text_only { 1.0 } else { 8.0 },
         ..TINY
     })
+}
+
+/// A decoder of delta nets and gated attention: one layer in four is attention.
+#[derive(Clone, Copy)]
+struct Hybrid {
+    dense: Dense,
+    /// Rotated channels of a head, and how their pairs are shared between axes.
+    n_rot: usize,
+    sections: [i32; 4],
+    /// Key heads, value heads, size of both, taps of the convolution.
+    delta: [usize; 4],
+}
+
+const TINY_HYBRID: Hybrid = Hybrid {
+    dense: Dense {
+        n_layers: 4,
+        eps: 1e-6,
+        rope_theta: 1e7,
+        ..TINY
+    },
+    n_rot: 16,
+    sections: [3, 3, 2, 0],
+    delta: [2, 4, 64, 4],
+};
+
+fn qwen35(
+    n_layers: usize,
+    d_model: usize,
+    heads: [usize; 3],
+    d_ff: usize,
+    n_v_heads: usize,
+    tied: bool,
+) -> Hybrid {
+    Hybrid {
+        dense: Dense {
+            n_layers,
+            d_model,
+            heads,
+            d_ff,
+            n_vocab: 248_320,
+            n_ctx: 262_144,
+            tied,
+            ..TINY_HYBRID.dense
+        },
+        n_rot: 64,
+        sections: [11, 11, 10, 0],
+        delta: [16, n_v_heads, 128, 4],
+    }
+}
+
+/// Keys and tensors of a decoder of delta nets and gated attention.
+fn hybrid(o: &mut Outline, m: &Hybrid) {
+    const INTERVAL: usize = 4;
+    let [n_heads, n_kv_heads, head_dim] = m.dense.heads;
+    let [n_k, n_v, state, taps] = m.delta;
+    let (d, d_ff) = (m.dense.d_model, m.dense.d_ff);
+    let (d_q, d_kv, inner) = (n_heads * head_dim, n_kv_heads * head_dim, n_v * state);
+    let n_channels = 2 * n_k * state + inner;
+    o.size("block_count", m.dense.n_layers);
+    o.size("context_length", m.dense.n_ctx);
+    o.size("embedding_length", d);
+    o.size("feed_forward_length", d_ff);
+    o.size("attention.head_count", n_heads);
+    o.size("attention.head_count_kv", n_kv_heads);
+    o.size("attention.key_length", head_dim);
+    o.size("attention.value_length", head_dim);
+    o.size("full_attention_interval", INTERVAL);
+    o.size("rope.dimension_count", m.n_rot);
+    o.key(
+        "rope.dimension_sections",
+        Value::Array(Array::I32(m.sections.to_vec())),
+    );
+    o.number("rope.freq_base", m.dense.rope_theta);
+    o.number("attention.layer_norm_rms_epsilon", m.dense.eps);
+    o.size("ssm.conv_kernel", taps);
+    o.size("ssm.state_size", state);
+    o.size("ssm.group_count", n_k);
+    o.size("ssm.time_step_rank", n_v);
+    o.size("ssm.inner_size", inner);
+    o.ends(m.dense.n_vocab, d, m.dense.tied);
+    for layer in 0..m.dense.n_layers {
+        let name = |what: &str| format!("blk.{layer}.{what}");
+        o.norm(&name("attn_norm"), d, 1.0);
+        if (layer + 1).is_multiple_of(INTERVAL) {
+            o.matrix(&name("attn_q"), &[2 * d_q, d]);
+            o.matrix(&name("attn_k"), &[d_kv, d]);
+            o.matrix(&name("attn_v"), &[d_kv, d]);
+            o.norm(&name("attn_q_norm"), head_dim, 1.0);
+            o.norm(&name("attn_k_norm"), head_dim, 1.0);
+            o.matrix(&name("attn_output"), &[d, d_q]);
+        } else {
+            o.matrix(&name("attn_qkv"), &[n_channels, d]);
+            o.matrix(&name("attn_gate"), &[inner, d]);
+            o.vector(name("ssm_conv1d.weight"), &[n_channels, taps], 0.0, 0.5);
+            o.vector(name("ssm_dt.bias"), &[n_v], 0.0, 1.0);
+            // From heads that forget slowly to heads that forget within a few tokens.
+            o.vector(name("ssm_a"), &[n_v], -1.0, 0.95);
+            o.matrix(&name("ssm_beta"), &[n_v, d]);
+            o.matrix(&name("ssm_alpha"), &[n_v, d]);
+            o.norm(&name("ssm_norm"), state, 1.0);
+            o.matrix(&name("ssm_out"), &[d, inner]);
+        }
+        o.norm(&name("post_attention_norm"), d, 1.0);
+        o.matrix(&name("ffn_gate"), &[d_ff, d]);
+        o.matrix(&name("ffn_up"), &[d_ff, d]);
+        o.matrix(&name("ffn_down"), &[d, d_ff]);
+    }
 }
 
 /// Keys and tensors of a dense decoder.
