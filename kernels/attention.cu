@@ -266,8 +266,8 @@ KERNEL attention(const float* __restrict__ q, const unsigned* __restrict__ k_dat
 // `mma`. Tiles of other sequences sit a chunk out.
 //
 // f32 is kept by splitting it into 16-bit numbers: queries and weights into two f16 where the cache is f16 (the query
-// scaled by a power of two of its own, the weights by 2^14), else into three bf16; codes of block types are exact in
-// bf16, their scales are applied in f32 to scores and weights. Tensor cores truncate their sums, so products of one
+// scaled by a power of two of its own, the weights by 2^14), else into three bf16; codes of block types without minima
+// are exact in bf16, their scales are applied in f32 to scores and weights; other values are three bf16. Tensor cores truncate their sums, so products of one
 // chunk are summed there and the chunks outside: a row's sum is two levels deep.
 // A lane holds columns of its tile, so a cell that only some rows see gets the weight 0 in the others: what the engine
 // has written is finite. Cells outside what the block sees are overwritten with zeros first.
@@ -287,7 +287,7 @@ constexpr unsigned UNROLLED_STEPS = TEAM > 1u ? 1u : STEPS;
 
 // What lies in dynamic shared memory, in units of 16 bytes (`TilePlan::units` of the definition).
 struct Areas {
-    unsigned queries, keys, values, weights, sums, tops, tokens, end;
+    unsigned queries, keys, values, weights, tops, tokens, end;
 };
 
 DEVICE Areas areas(const Params& p) {
@@ -296,8 +296,7 @@ DEVICE Areas areas(const Params& p) {
     a.keys = ROW_TILES * k_blocks * 2u * Q_PARTS * 32u;
     a.values = a.keys + CELLS * p.k_words / 4u;
     a.weights = a.values + CELLS * p.v_words / 4u;
-    a.sums = a.weights + (TEAM > 1u ? ROW_TILES * STEPS * 64u : 0u);
-    a.tops = a.sums + (k_RANGED ? ROW_TILES * k_blocks * 4u : 0u);
+    a.tops = a.weights + (TEAM > 1u ? ROW_TILES * STEPS * 64u : 0u);
     a.tokens = a.tops + ROW_TILES * TEAM * 4u;
     a.end = a.tokens + 3u * ROW_TILES * 4u;
     return a;
@@ -388,7 +387,6 @@ KERNEL attention_tiles(const float* __restrict__ q, const unsigned* __restrict__
     uint4* keys = shared + area.keys;
     uint4* values = shared + area.values;
     float4* weights = reinterpret_cast<float4*>(shared + area.weights);
-    float* query_sums = reinterpret_cast<float*>(shared + area.sums);
     float* tops = reinterpret_cast<float*>(shared + area.tops);
     int* token_seqs = reinterpret_cast<int*>(shared + area.tokens);
     int* token_firsts = token_seqs + TILE_ROWS;
@@ -458,14 +456,12 @@ KERNEL attention_tiles(const float* __restrict__ q, const unsigned* __restrict__
             }
         }
         for (unsigned block = member; block < k_blocks; block += TEAM) {
-            float sums[2] = {0.0f, 0.0f};
 #pragma unroll
             for (unsigned half = 0u; half < 2u; half++) {
                 unsigned a[Q_PARTS][4];
 #pragma unroll
                 for (unsigned i = 0u; i < 2u; i++) {
                     float4 x = query_quad(q_rows[i], p, 8u * block + 4u * half + t);
-                    sums[i] += (x.x + x.y) + (x.z + x.w);
                     unsigned low[Q_PARTS], high[Q_PARTS];
                     split(low, x.x * scaling[i], x.y * scaling[i]);
                     split(high, x.z * scaling[i], x.w * scaling[i]);
@@ -479,15 +475,6 @@ KERNEL attention_tiles(const float* __restrict__ q, const unsigned* __restrict__
                 for (unsigned part = 0u; part < Q_PARTS; part++) {
                     unsigned at = (((team * k_blocks + block) * 2u + half) * Q_PARTS + part) * 32u + lane;
                     queries[at] = {a[part][0], a[part][1], a[part][2], a[part][3]};
-                }
-            }
-            if (k_RANGED) {
-#pragma unroll
-                for (unsigned i = 0u; i < 2u; i++) {
-                    float sum = row_sum(sums[i]);
-                    if (t == 0u) {
-                        query_sums[(team * k_blocks + block) * 16u + 8u * i + g] = sum;
-                    }
                 }
             }
         }
@@ -614,12 +601,7 @@ KERNEL attention_tiles(const float* __restrict__ q, const unsigned* __restrict__
                             for (unsigned e = 0u; e < 4u; e++) {
                                 const unsigned* of = reinterpret_cast<const unsigned*>(keys) +
                                                      (first_cell + 2u * t + e % 2u) * p.k_words;
-                                float2 scales = k_scales(of, p, block);
-                                scores[n][e] += scales.x * products[e];
-                                if (k_RANGED) {
-                                    unsigned at = (team * k_blocks + block) * 16u + 8u * (e / 2u) + g;
-                                    scores[n][e] += scales.y * query_sums[at];
-                                }
+                                scores[n][e] += k_scale(of, block) * products[e];
                             }
                         }
                     }
@@ -730,7 +712,6 @@ KERNEL attention_tiles(const float* __restrict__ q, const unsigned* __restrict__
                         break;
                     }
                     float products[4][4] = {};
-                    float minima[4] = {};
 #pragma unroll UNROLLED_STEPS
                     for (unsigned step = 0u; step < STEPS; step++) {
                         float w[8];
@@ -750,18 +731,17 @@ KERNEL attention_tiles(const float* __restrict__ q, const unsigned* __restrict__
                             }
                         }
                         uint2 halves[4][v_PLANES];
-                        float2 scales[4];
+                        float scales[4];
 #pragma unroll
                         for (unsigned i = 0u; i < 4u; i++) {
                             unsigned cell = 16u * step + 2u * t + i % 2u + 8u * (i / 2u);
                             const unsigned* value = reinterpret_cast<const unsigned*>(values) + cell * p.v_words;
                             unsigned quad = 8u * block + g;
                             v_halves(halves[i], value, p, v_swizzled ? quad ^ swizzle(cell) : quad);
-                            scales[i] = v_scales(value, p, block);
+                            scales[i] = v_scale(value, block);
                         }
-                        // Weights times scales; and times minima, for columns that are all the same.
+                        // Weights times scales.
                         unsigned a[P_PARTS][4];
-                        unsigned a_minima[P_PARTS][4];
                         if (SPLIT_EARLY) {
 #pragma unroll
                             for (unsigned i = 0u; i < 8u; i++) {
@@ -773,17 +753,10 @@ KERNEL attention_tiles(const float* __restrict__ q, const unsigned* __restrict__
                                 // Pairs: rows g and g + 8 of cells 2t, 2t + 1; the same of cells 2t + 8, 2t + 9.
                                 unsigned c = 2u * (i / 2u);
                                 unsigned parts[P_PARTS];
-                                split(parts, w[2u * i] * scales[c].x, w[2u * i + 1u] * scales[c + 1u].x);
+                                split(parts, w[2u * i] * scales[c], w[2u * i + 1u] * scales[c + 1u]);
 #pragma unroll
                                 for (unsigned part = 0u; part < P_PARTS; part++) {
                                     a[part][i] = parts[part];
-                                }
-                                if (v_RANGED) {
-                                    split(parts, w[2u * i] * scales[c].y, w[2u * i + 1u] * scales[c + 1u].y);
-#pragma unroll
-                                    for (unsigned part = 0u; part < P_PARTS; part++) {
-                                        a_minima[part][i] = parts[part];
-                                    }
                                 }
                             }
                         }
@@ -803,17 +776,12 @@ KERNEL attention_tiles(const float* __restrict__ q, const unsigned* __restrict__
                             }
                             multiply<v_BF16, P_PARTS, v_PLANES>(products[j], a, b);
                         }
-                        if (v_RANGED) {
-                            unsigned ones[1][2] = {{0x3f803f80u, 0x3f803f80u}};
-                            multiply<v_BF16, P_PARTS, 1u>(minima, a_minima, ones);
-                        }
                     }
 #pragma unroll
                     for (unsigned j = 0u; j < 4u; j++) {
 #pragma unroll
                         for (unsigned e = 0u; e < 4u; e++) {
-                            float product = products[j][e] + (v_RANGED ? minima[e] : 0.0f);
-                            sums[own][j][e] = sums[own][j][e] * fades[e / 2u] + product;
+                            sums[own][j][e] = sums[own][j][e] * fades[e / 2u] + products[j][e];
                         }
                     }
                 }

@@ -3,10 +3,11 @@
 // four channels of the row that starts at word `row`, and for tensor cores
 //   SELF_halves(to, row, p, quad)
 // four codes of the row at a pointer as 16-bit floats, bf16 if SELF_BF16, else f16. SELF_PLANES such numbers add up to
-// a code; codes of block types are small whole numbers. Block types (SELF_SCALED) multiply the codes of block b by `SELF_scales(row, p, b).x` and, if SELF_RANGED,
-// add its `.y`. They know their first word of blocks from `p.SELF_narrow`.
+// a code. With SELF_SCALED codes are whole numbers, which `SELF_scale(row, b)` multiplies in block b; else they are the
+// values. Block types know their first word of blocks from `p.SELF_narrow`.
 #pragma once
 #include "lib/device.cuh"
+#include "lib/split.cuh"
 
 // The f16 scale of a quad's block: scales lie at the front of a row, two a word.
 DEVICE float cache_scale(const unsigned* row, unsigned quad) {
@@ -36,4 +37,14 @@ DEVICE unsigned cache_bytes(unsigned nibbles, unsigned fifth, unsigned quad) {
 DEVICE uint2 cache_bf16_of_bytes(unsigned a, unsigned b) {
     return {bf16_pair_sub(choose_bytes(a, 0x43434343u, 0x4140u), choose_bytes(b, 0x43434343u, 0x4140u)),
             bf16_pair_sub(choose_bytes(a, 0x43434343u, 0x4342u), choose_bytes(b, 0x43434343u, 0x4342u))};
+}
+
+// Four values as sums of three bf16 each.
+DEVICE void cache_planes(uint2 (&to)[3], float4 x) {
+    unsigned low[3], high[3];
+    split(low, x.x, x.y);
+    split(high, x.z, x.w);
+    for (unsigned i = 0u; i < 3u; i++) {
+        to[i] = {low[i], high[i]};
+    }
 }

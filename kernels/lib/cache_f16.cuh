@@ -3,7 +3,6 @@
 
 constexpr bool SELF_BF16 = false;
 constexpr bool SELF_SCALED = false;
-constexpr bool SELF_RANGED = false;
 constexpr unsigned SELF_PLANES = 1u;
 
 DEVICE float4 SELF_quad(const unsigned* data, const Params& p, size_t row, unsigned quad) {
@@ -16,4 +15,4 @@ DEVICE void SELF_halves(uint2 (&to)[SELF_PLANES], const unsigned* row, const Par
     to[0] = reinterpret_cast<const uint2*>(row)[quad];
 }
 
-DEVICE float2 SELF_scales(const unsigned*, const Params&, unsigned) { return {1.0f, 0.0f}; }
+DEVICE float SELF_scale(const unsigned*, unsigned) { return 1.0f; }

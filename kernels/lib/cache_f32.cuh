@@ -1,10 +1,8 @@
 // Four channels of a cache row of f32.
 #include "lib/cache.cuh"
-#include "lib/split.cuh"
 
 constexpr bool SELF_BF16 = true;
 constexpr bool SELF_SCALED = false;
-constexpr bool SELF_RANGED = false;
 constexpr unsigned SELF_PLANES = 3u;
 
 DEVICE float4 SELF_quad(const unsigned* data, const Params& p, size_t row, unsigned quad) {
@@ -13,13 +11,7 @@ DEVICE float4 SELF_quad(const unsigned* data, const Params& p, size_t row, unsig
 }
 
 DEVICE void SELF_halves(uint2 (&to)[SELF_PLANES], const unsigned* row, const Params&, unsigned quad) {
-    float4 x = reinterpret_cast<const float4*>(row)[quad];
-    unsigned low[3], high[3];
-    split(low, x.x, x.y);
-    split(high, x.z, x.w);
-    for (unsigned i = 0u; i < 3u; i++) {
-        to[i] = {low[i], high[i]};
-    }
+    cache_planes(to, reinterpret_cast<const float4*>(row)[quad]);
 }
 
-DEVICE float2 SELF_scales(const unsigned*, const Params&, unsigned) { return {1.0f, 0.0f}; }
+DEVICE float SELF_scale(const unsigned*, unsigned) { return 1.0f; }

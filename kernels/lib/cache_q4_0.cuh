@@ -3,7 +3,6 @@
 
 constexpr bool SELF_BF16 = true;
 constexpr bool SELF_SCALED = true;
-constexpr bool SELF_RANGED = false;
 constexpr unsigned SELF_PLANES = 1u;
 
 DEVICE float4 SELF_quad(const unsigned* data, const Params& p, size_t row, unsigned quad) {
@@ -17,6 +16,4 @@ DEVICE void SELF_halves(uint2 (&to)[SELF_PLANES], const unsigned* row, const Par
     to[0] = cache_bf16_of_bytes(cache_bytes(nibbles, 0u, quad), 0x08080808u);
 }
 
-DEVICE float2 SELF_scales(const unsigned* row, const Params&, unsigned block) {
-    return {cache_scale(row, 8u * block), 0.0f};
-}
+DEVICE float SELF_scale(const unsigned* row, unsigned block) { return cache_scale(row, 8u * block); }

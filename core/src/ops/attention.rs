@@ -24,9 +24,10 @@
 //! - a cache of f16 is exact. Queries and weights become two f16, off by `2^-22 = 4u` of themselves, or by `2^-25` where
 //!   that is more. Queries are first scaled by a power of two, to `2^14` at most, weights by `2^14`, so that the second
 //!   term is `2^-39` of the largest query or weight: the floor in the reference.
-//! - bf16 and the codes of block types are exact in bf16; queries and weights become three bf16, exactly. Scales and
-//!   minima stay in f32: they multiply the products of a block of keys, and the weights of a block of values.
-//! - f32 is three bf16, exactly; of the nine products the six above `2^-21` are kept.
+//! - bf16 and the codes of `q8_0`, `q5_0` and `q4_0` are exact in bf16; queries and weights become three bf16, exactly.
+//!   Scales stay in f32: they multiply the products of a block of keys, and the weights of a block of values.
+//! - f32 is three bf16, exactly, and so are the values of `q5_1` and `q4_1`, whose codes and minima may cancel; of the
+//!   nine products the six above `2^-21` are kept.
 //!
 //! Rounding weights to f16 would cost `2^-12` of the magnitude, a thousand times the tolerance.
 //! # Source
@@ -518,7 +519,7 @@ impl TilePlan {
     }
 
     /// Shared memory in units of 16 bytes, as `areas` in the kernel counts it: queries as operands of `mma`, a chunk of
-    /// keys and of values, its weights, sums of queries, maxima, tokens.
+    /// keys and of values, its weights, maxima, tokens.
     fn units(&self, k: &TensorDesc, v: &TensorDesc) -> usize {
         let (k_row, v_row) = (
             CacheRow::new(k.dtype, k.last()),
@@ -526,7 +527,6 @@ impl TilePlan {
         );
         let k_blocks = k.last().div_ceil(32);
         let parts = if k.dtype == DType::F16 { 2 } else { 3 };
-        let has_minima = matches!(k.dtype, DType::Q4_1 | DType::Q5_1);
         let queries = self.row_tiles * k_blocks * 2 * parts * 32;
         let rows = self.cells * (k_row.n_words() + v_row.n_words()) / 4;
         let weights = if self.team > 1 {
@@ -534,12 +534,7 @@ impl TilePlan {
         } else {
             0
         };
-        let sums = if has_minima {
-            self.row_tiles * k_blocks * 4
-        } else {
-            0
-        };
-        queries + rows + weights + sums + self.row_tiles * (self.team * 4 + 12)
+        queries + rows + weights + self.row_tiles * (self.team * 4 + 12)
     }
 }
 
