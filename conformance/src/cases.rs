@@ -18,7 +18,10 @@ mod hc_mix;
 mod kv_write;
 mod l2_norm;
 mod matmul;
+mod matmul_by_id;
 mod matmul_q8;
+mod moe_combine;
+mod moe_route;
 mod mul;
 mod ngram_hash;
 mod ple_gate;
@@ -328,9 +331,12 @@ pub const TABLES: &[(&str, Table)] = &[
     (ops::matmul::Matmul::NAME, matmul::cases),
     (ops::quantize_q8::QuantizeQ8::NAME, quantize_q8::cases),
     (ops::matmul_q8::MatmulQ8::NAME, matmul_q8::cases),
+    (ops::matmul_by_id::MatmulById::NAME, matmul_by_id::cases),
     (ops::rope::Rope::NAME, rope::cases),
     (ops::kv_write::KvWrite::NAME, kv_write::cases),
     (ops::attention::Attention::NAME, attention::cases),
+    (ops::moe_route::MoeRoute::NAME, moe_route::cases),
+    (ops::moe_combine::MoeCombine::NAME, moe_combine::cases),
     (ops::causal_conv::CausalConv::NAME, causal_conv::cases),
     (ops::delta_gates::DeltaGates::NAME, delta_gates::cases),
     (

@@ -236,7 +236,7 @@ const FAULTS: &[Fault] = &[
     Fault {
         op: "glu",
         ids: "kind=geglu,",
-        file: "glu",
+        file: "lib/activation",
         from: "0.044715",
         to: "0.044615",
     },
@@ -246,6 +246,20 @@ const FAULTS: &[Fault] = &[
         file: "lib/tile_q4_0",
         from: "255u, 8.0",
         to: "255u, 7.0",
+    },
+    Fault {
+        op: "matmul_by_id",
+        ids: "type=q4_0,n_tokens=33",
+        file: "matmul_by_id",
+        from: "slots[3u * s + 1u] = first + done;",
+        to: "slots[3u * s + 1u] = done;",
+    },
+    Fault {
+        op: "moe_route",
+        ids: "class=C",
+        file: "moe_route",
+        from: "key_of[other] == key && other < e",
+        to: "key_of[other] == key && other > e",
     },
     Fault {
         op: "rms_norm",

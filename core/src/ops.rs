@@ -19,8 +19,11 @@ pub mod hc_mix;
 pub mod kv_write;
 pub mod l2_norm;
 pub mod matmul;
+pub mod matmul_by_id;
 pub mod matmul_q8;
 mod matrix;
+pub mod moe_combine;
+pub mod moe_route;
 pub mod mul;
 pub mod ngram_hash;
 pub mod ple_gate;
@@ -58,9 +61,12 @@ pub const NAMES: &[&str] = &[
     "matmul",
     "quantize_q8",
     "matmul_q8",
+    "matmul_by_id",
     "rope",
     "kv_write",
     "attention",
+    "moe_route",
+    "moe_combine",
     "causal_conv",
     "delta_gates",
     "delta_rule_step",

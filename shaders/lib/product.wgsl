@@ -1,6 +1,6 @@
 // What the matrix products share: the sum over threads, the store, and the tiled form.
 // The including file names `w_…` (`lib/tile.wgsl`), `x_quad`, `x_mask`, `bias`, `y` and `p`.
-#import tile
+#import product_parts
 
 var<workgroup> product_shared: array<vec4<f32>, STAGED>;
 
@@ -54,21 +54,6 @@ fn product_weights(base: u32, h: u32, i: u32) -> mat4x4<f32> {
     }
     let scale = w_scale(tile, h, quad >> 2u);
     return product_decode(m, scale);
-}
-
-// Values of the codes of four columns.
-fn product_decode(m: mat4x4<f32>, scale: Scale) -> mat4x4<f32> {
-    return mat4x4<f32>(
-        fma(m[0], scale.a, scale.b),
-        fma(m[1], scale.a, scale.b),
-        fma(m[2], scale.a, scale.b),
-        fma(m[3], scale.a, scale.b),
-    );
-}
-
-// `sum + m * v`, column by column.
-fn product_add(m: mat4x4<f32>, v: vec4<f32>, sum: vec4<f32>) -> vec4<f32> {
-    return fma(m[3], v.wwww, fma(m[2], v.zzzz, fma(m[1], v.yyyy, fma(m[0], v.xxxx, sum))));
 }
 
 // 64 rows by 64 tokens, for many tokens on a GPU: 256 threads of 4 rows by 4 tokens each; 32 columns at a time are

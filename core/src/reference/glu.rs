@@ -27,19 +27,19 @@ pub fn glu(op: &Glu, args: &mut RefArgs<'_>) {
 }
 
 /// `(8 + 4 |x|)` units in terms of the 8 of the tolerance, for an exponential of `-|x|`.
-fn growth(x: f64) -> f64 {
+pub(super) fn growth(x: f64) -> f64 {
     1.0 + x.abs().min(104.0) / 2.0
 }
 
 /// Absolute value of the second term of GELU, 1 for `|x|` of 10 and more.
-fn tail(kind: GluKind, x: f64) -> f64 {
+pub(super) fn tail(kind: GluKind, x: f64) -> f64 {
     match kind {
         GluKind::Geglu => gelu_argument(x).tanh().abs(),
         _ => erf(x * FRAC_1_SQRT_2).abs(),
     }
 }
 
-fn activation(kind: GluKind, x: f64) -> f64 {
+pub(super) fn activation(kind: GluKind, x: f64) -> f64 {
     match kind {
         GluKind::Swiglu => x * sigmoid(x),
         // 1 + tanh(z) = 2 sigmoid(2 z), without the cancellation.
