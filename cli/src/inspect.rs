@@ -87,6 +87,11 @@ fn verdict(file: &GgufFile, metadata: &Metadata) -> Vec<String> {
                 "model: {arch}, {} layers, width {}, vocabulary {}, trained for {} tokens",
                 info.n_layers, info.d_model, info.n_vocab, info.n_ctx_train
             ));
+            if let Some((n_experts, n_used)) = info.experts {
+                lines.push(format!(
+                    "experts: {n_experts} a layer, of which a token uses {n_used}"
+                ));
+            }
             lines.push(format!(
                 "device memory for weights: {:.1} MiB",
                 requests.n_bytes(&caps) as f64 / 1_048_576.0
@@ -95,8 +100,9 @@ fn verdict(file: &GgufFile, metadata: &Metadata) -> Vec<String> {
                 BTreeMap::<DType, usize>::new(),
                 BTreeMap::<DType, usize>::new(),
             );
-            for (_, dtype, _) in requests.matrices() {
-                *if matmul_q8::TYPES.contains(&dtype) {
+            for (_, dtype, shape) in requests.matrices() {
+                // Stacks of experts are multiplied as they are decoded.
+                *if shape.len() == 2 && matmul_q8::TYPES.contains(&dtype) {
                     &mut integer
                 } else {
                     &mut decoded

@@ -170,6 +170,12 @@ fn architectures() {
             "qwen35-bigheads",
             "gemma3",
             "gemma3-scaled",
+            "llama-moe",
+            "qwen3moe",
+            "qwen3moe-Q8_0",
+            "qwen3moe-Q4_K",
+            "qwen3moe-MXFP4",
+            "qwen3moe-IQ3_S",
         ] {
             check(name, &device);
         }
@@ -180,7 +186,19 @@ fn architectures() {
 #[test]
 fn models_on_the_emulated_cuda_device() {
     let device: Arc<dyn Device> = Arc::new(open_emulated(&CudaOptions::new("cuda")).unwrap());
-    for name in ["llama", "qwen3", "qwen35-r3", "gemma3", "llama-Q4_K"] {
+    for name in [
+        "llama",
+        "qwen3",
+        "qwen35-r3",
+        "gemma3",
+        "llama-Q4_K",
+        "llama-moe",
+        "qwen3moe",
+        "qwen3moe-Q8_0",
+        "qwen3moe-Q4_K",
+        "qwen3moe-MXFP4",
+        "qwen3moe-IQ3_S",
+    ] {
         check(name, &device);
     }
     if !full() {
@@ -199,7 +217,7 @@ fn every_weight_type() {
     let names = Golden::tiny_names().unwrap();
     let typed: Vec<_> = names
         .iter()
-        .filter(|name| name.starts_with("llama-"))
+        .filter(|name| name.starts_with("llama-") && *name != "llama-moe")
         .collect();
     assert!(
         typed.len() >= 28,

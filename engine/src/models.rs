@@ -5,6 +5,7 @@ pub mod llama;
 pub mod qwen2;
 pub mod qwen3;
 pub mod qwen35;
+pub mod qwen3moe;
 
 use std::fmt;
 
@@ -15,6 +16,7 @@ use gemel_core::graph::{Tensor, ValueId};
 use crate::blocks::StepGraph;
 use crate::gguf::{GgufError, Metadata};
 use crate::kv_cache::KvLayer;
+use crate::moe::MoeParams;
 use crate::rope::RopeConfig;
 use crate::state::StateLayer;
 use crate::weights::{Requests, WeightError, WeightId};
@@ -64,6 +66,8 @@ pub struct ModelInfo {
     pub n_ctx_train: usize,
     /// Widest activation of a token besides the logits, in elements: bounds the micro-batch.
     pub widest: usize,
+    /// Experts of a layer and experts that a token uses, where there are any.
+    pub experts: Option<(usize, usize)>,
 }
 
 /// Small tensors that a model keeps in device memory besides its weights: rope tables.
@@ -114,6 +118,7 @@ const ARCHITECTURES: &[(&str, Build)] = &[
     (qwen2::ARCH, qwen2::load),
     (qwen3::ARCH, qwen3::load),
     (qwen35::ARCH, qwen35::load),
+    (qwen3moe::ARCH, qwen3moe::load),
 ];
 
 /// Names of the supported architectures.
@@ -172,10 +177,19 @@ pub struct DenseParams {
     pub k_dim: usize,
     /// Channels of a value head.
     pub v_dim: usize,
-    /// Width of the FFN.
+    /// Width of the FFN; 0 where a file of experts does not state it.
     pub d_ff: usize,
     /// Epsilon of the norms.
     pub eps: f32,
+}
+
+impl ModelInfo {
+    /// Takes note of the experts of the layers.
+    pub(crate) fn with_experts(mut self, moe: &MoeParams) -> Self {
+        self.widest = self.widest.max(moe.widest(self.d_model));
+        self.experts = Some((moe.n_experts, moe.route.k));
+        self
+    }
 }
 
 /// Refuses a hyper-parameter.
@@ -248,10 +262,13 @@ impl DenseParams {
             Ok(value)
         };
         let (k_dim, v_dim) = (dim("attention.key_length")?, dim("attention.value_length")?);
-        let d_ff = uniform(
-            "feed_forward_length",
-            metadata.per_layer_u32(&key("feed_forward_length"), n_layers)?,
-        )?;
+        let ff_key = "feed_forward_length";
+        let of_experts = metadata.opt_u32(&key("expert_count"))?.unwrap_or(0) > 0;
+        let d_ff = match metadata.opt_per_layer_u32(&key(ff_key), n_layers)? {
+            None if of_experts => 0,
+            Some(values) => uniform(ff_key, values)?,
+            None => uniform(ff_key, metadata.per_layer_u32(&key(ff_key), n_layers)?)?,
+        };
         if let Some(rotated) = metadata.opt_u32(&key("rope.dimension_count"))?
             && (rotated == 0 || rotated as usize > k_dim || rotated % 2 != 0)
         {
@@ -286,6 +303,7 @@ impl DenseParams {
                 n_vocab,
                 n_ctx_train,
                 widest: widest.into_iter().max().unwrap_or(d_model),
+                experts: None,
             },
             n_heads,
             n_kv_heads,

@@ -81,10 +81,25 @@ pub struct Linear {
     pub scale: f32,
 }
 
+/// A stack of experts' matrices with what belongs to their products.
+#[derive(Clone, Debug)]
+pub struct ExpertStack {
+    /// Name without `.weight`, e.g. `blk.3.ffn_down_exps`.
+    pub label: String,
+    /// `[n_experts, d_out, d_in]`.
+    pub weight: WeightId,
+    /// Multiplies the products: `[n_experts]`, or two of these one after the other, for either half of the rows.
+    pub scale: Option<WeightId>,
+    /// `[n_experts * d_out]`.
+    pub bias: Option<WeightId>,
+}
+
 #[derive(Clone, Debug)]
 enum Request {
     /// Matrices of one type and width in that type, the rows of each after those of the one before.
     Matrix(Vec<TensorInfo>),
+    /// Stacks of matrices, one an expert, of one type and width; for each expert the rows of all stacks in turn.
+    Experts(Vec<TensorInfo>),
     /// Vectors converted to f32, one after the other.
     Vectors(Vec<TensorInfo>),
 }
@@ -92,7 +107,19 @@ enum Request {
 impl Request {
     fn infos(&self) -> &[TensorInfo] {
         match self {
-            Self::Matrix(infos) | Self::Vectors(infos) => infos,
+            Self::Matrix(infos) | Self::Experts(infos) | Self::Vectors(infos) => infos,
+        }
+    }
+
+    /// The rows of its matrices in the order in which they lie on a device.
+    fn segments(&self) -> Vec<Segment<'_>> {
+        let infos = self.infos();
+        match self {
+            Self::Matrix(_) | Self::Vectors(_) => infos.iter().map(Segment::all).collect(),
+            Self::Experts(infos) if infos.len() == 1 => vec![Segment::all(&infos[0])],
+            Self::Experts(infos) => (0..infos[0].shape[0])
+                .flat_map(|e| infos.iter().map(move |info| Segment::expert(info, e)))
+                .collect(),
         }
     }
 
@@ -106,6 +133,40 @@ impl Request {
     fn file_bytes(&self) -> u64 {
         self.infos().iter().map(|info| info.n_bytes as u64).sum()
     }
+}
+
+/// Neighbouring rows of a tensor of the file.
+#[derive(Clone, Copy, Debug)]
+struct Segment<'a> {
+    info: &'a TensorInfo,
+    first: usize,
+    n_rows: usize,
+}
+
+impl<'a> Segment<'a> {
+    /// All rows.
+    fn all(info: &'a TensorInfo) -> Self {
+        Self {
+            info,
+            first: 0,
+            n_rows: n_rows(info),
+        }
+    }
+
+    /// The rows of an expert.
+    fn expert(info: &'a TensorInfo, expert: usize) -> Self {
+        Self {
+            info,
+            first: expert * info.shape[1],
+            n_rows: info.shape[1],
+        }
+    }
+}
+
+/// Rows of a tensor, over all its outer axes.
+fn n_rows(info: &TensorInfo) -> usize {
+    let outer = info.shape.len().saturating_sub(1);
+    info.shape[..outer].iter().product()
 }
 
 /// The tensors that a model needs from a file.
@@ -192,8 +253,17 @@ impl<'a> Requests<'a> {
         d_out: usize,
         d_in: usize,
     ) -> Result<WeightId, WeightError> {
-        let usable = |dtype| dtype::WEIGHT_TYPES.contains(&dtype);
-        let info = self.find(&format!("{label}.weight"), &[d_out, d_in], usable)?;
+        let info = self.find(&format!("{label}.weight"), &[d_out, d_in], is_weight)?;
+        Ok(self.push(Request::Matrix(vec![info])))
+    }
+
+    /// A vector of `n` named `LABEL.weight` as a matrix of one row, for the product with it.
+    ///
+    /// # Errors
+    /// Missing, or of another shape or type.
+    pub fn row(&mut self, label: &str, n: usize) -> Result<WeightId, WeightError> {
+        let mut info = self.find(&format!("{label}.weight"), &[n], is_weight)?;
+        info.shape = vec![1, n];
         Ok(self.push(Request::Matrix(vec![info])))
     }
 
@@ -308,10 +378,9 @@ impl<'a> Requests<'a> {
         parts: &[(&str, usize)],
         d_in: usize,
     ) -> Result<Option<Linear>, WeightError> {
-        let usable = |dtype| dtype::WEIGHT_TYPES.contains(&dtype);
         let infos = parts
             .iter()
-            .map(|(part, d_out)| self.find(&format!("{part}.weight"), &[*d_out, d_in], usable))
+            .map(|(part, d_out)| self.find(&format!("{part}.weight"), &[*d_out, d_in], is_weight))
             .collect::<Result<Vec<_>, _>>()?;
         let scales = parts
             .iter()
@@ -346,6 +415,72 @@ impl<'a> Requests<'a> {
             bias: self.opt_joined(&vectors)?,
             scale: f32::from_bits(scales[0]),
             weight: self.push(Request::Matrix(infos)),
+        }))
+    }
+
+    /// A stack of matrices `[n_experts, d_out, d_in]` named `LABEL.weight` with its optional `LABEL.scale`
+    /// (`[n_experts]`) and `LABEL.bias` (`[n_experts, d_out]`).
+    ///
+    /// # Errors
+    /// Missing, or of another shape or type.
+    pub fn experts(
+        &mut self,
+        label: &str,
+        [n_experts, d_out, d_in]: [usize; 3],
+    ) -> Result<ExpertStack, WeightError> {
+        let info = self.find(
+            &format!("{label}.weight"),
+            &[n_experts, d_out, d_in],
+            is_weight,
+        )?;
+        let bias = format!("{label}.bias");
+        let bias = if self.has(&bias) {
+            let info = self.find(&bias, &[n_experts, d_out], DType::is_float)?;
+            Some(self.push(Request::Vectors(vec![info])))
+        } else {
+            None
+        };
+        Ok(ExpertStack {
+            label: label.to_owned(),
+            weight: self.push(Request::Experts(vec![info])),
+            scale: self.opt_vector(&format!("{label}.scale"), n_experts)?,
+            bias,
+        })
+    }
+
+    /// Two stacks with the same input as one `[n_experts, 2 * d_out, d_in]`: for each expert the rows of the first, then
+    /// those of the second.
+    ///
+    /// `None` where that cannot be: different types, a scale of one only, biases, or rows that would straddle a tile.
+    ///
+    /// # Errors
+    /// Missing, or of another shape or type.
+    pub fn opt_stacked_experts(
+        &mut self,
+        label: &str,
+        parts: [&str; 2],
+        shape: [usize; 3],
+    ) -> Result<Option<ExpertStack>, WeightError> {
+        let [n_experts, d_out, _] = shape;
+        let infos = parts
+            .iter()
+            .map(|part| self.find(&format!("{part}.weight"), &shape, is_weight))
+            .collect::<Result<Vec<_>, _>>()?;
+        let scales = parts.map(|part| format!("{part}.scale"));
+        let n_scales = scales.iter().filter(|scale| self.has(scale)).count();
+        let alike = infos[0].dtype == infos[1].dtype
+            && n_scales != 1
+            && !parts.iter().any(|part| self.has(&format!("{part}.bias")))
+            && d_out.is_multiple_of(TILE_ROWS);
+        if !alike {
+            return Ok(None);
+        }
+        let vectors = scales.each_ref().map(|scale| (scale.as_str(), n_experts));
+        Ok(Some(ExpertStack {
+            label: label.to_owned(),
+            scale: self.opt_joined(&vectors)?,
+            bias: None,
+            weight: self.push(Request::Experts(infos)),
         }))
     }
 
@@ -394,10 +529,10 @@ impl<'a> Requests<'a> {
             .sum()
     }
 
-    /// Name, type and shape of each requested matrix of the file, in request order.
+    /// Name, type and shape of each requested matrix and stack of matrices of the file, in request order.
     pub fn matrices(&self) -> impl Iterator<Item = (&str, DType, &[usize])> {
         let matrices = self.list.iter().filter_map(|request| match request {
-            Request::Matrix(infos) => Some(infos),
+            Request::Matrix(infos) | Request::Experts(infos) => Some(infos),
             Request::Vectors(_) => None,
         });
         matrices
@@ -433,16 +568,25 @@ impl<'a> Requests<'a> {
     }
 }
 
+/// Whether matrices may have this type.
+fn is_weight(dtype: DType) -> bool {
+    dtype::WEIGHT_TYPES.contains(&dtype)
+}
+
 /// Description of a requested tensor on a device.
 fn desc_of(request: &Request, caps: &Caps) -> TensorDesc {
-    let infos = match request {
-        Request::Vectors(infos) => {
+    let infos = request.infos();
+    let shape = match request {
+        Request::Vectors(_) => {
             return TensorDesc::f32([infos.iter().map(TensorInfo::n_elems).sum::<usize>()]);
         }
-        Request::Matrix(infos) => infos,
+        Request::Matrix(_) => vec![infos.iter().map(n_rows).sum(), infos[0].shape[1]],
+        Request::Experts(_) => {
+            let d_out = infos.iter().map(|info| info.shape[1]).sum();
+            vec![infos[0].shape[0], d_out, infos[0].shape[2]]
+        }
     };
-    let (dtype, d_in) = (infos[0].dtype, infos[0].shape[1]);
-    let shape = [infos.iter().map(|info| info.shape[0]).sum(), d_in];
+    let dtype = infos[0].dtype;
     if caps.class == DeviceClass::Reference {
         return TensorDesc::new(dtype, shape);
     }
@@ -452,6 +596,14 @@ fn desc_of(request: &Request, caps: &Caps) -> TensorDesc {
     let groups = (limit / group as u64).max(1) as usize;
     if groups * TILE_ROWS < desc.rows() {
         desc.window_rows = groups * TILE_ROWS;
+        // Windows of whole experts where experts are whole tiles: what multiplies both halves of an expert at once
+        // finds them in one window.
+        if let Request::Experts(_) = request
+            && desc.shape[1].is_multiple_of(TILE_ROWS)
+            && desc.window_rows >= desc.shape[1]
+        {
+            desc.window_rows -= desc.window_rows % desc.shape[1];
+        }
     }
     desc
 }
@@ -466,10 +618,12 @@ fn upload(
     let desc = desc_of(request, device.caps());
     let buffers = match (request, desc.layout) {
         (Request::Vectors(infos), _) => vec![upload_vectors(file, infos, device, progress)?],
-        (Request::Matrix(infos), Layout::Tile8) => {
-            upload_tiles(file, infos, &desc, device, progress)?
+        (Request::Matrix(_) | Request::Experts(_), Layout::Tile8) => {
+            upload_tiles(file, &request.segments(), &desc, device, progress)?
         }
-        (Request::Matrix(infos), _) => vec![upload_rows(file, infos, device, progress)?],
+        (Request::Matrix(_) | Request::Experts(_), _) => {
+            vec![upload_rows(file, request, device, progress)?]
+        }
     };
     Ok(Tensor { desc, buffers })
 }
@@ -493,20 +647,26 @@ fn upload_vectors(
     Ok(buffer)
 }
 
-/// Matrices as they lie in the file, for the reference.
+/// Matrices in rows as in the file, for the reference.
 fn upload_rows(
     file: &GgufFile,
-    infos: &[TensorInfo],
+    request: &Request,
     device: &dyn Device,
     progress: &mut dyn FnMut(u64),
 ) -> Result<Buffer, DeviceError> {
-    let n_bytes = infos.iter().map(|info| info.n_bytes as u64).sum();
-    let buffer = device.alloc(n_bytes, &infos[0].name)?;
+    let buffer = device.alloc(request.file_bytes(), &request.infos()[0].name)?;
     let mut offset = 0;
     let mut scratch = Vec::new();
-    for info in infos {
-        for start in (0..info.n_bytes).step_by(PIECE_BYTES) {
-            let range = start..(start + PIECE_BYTES).min(info.n_bytes);
+    for Segment {
+        info,
+        first,
+        n_rows: rows,
+    } in request.segments()
+    {
+        let row_bytes = info.n_bytes / n_rows(info).max(1);
+        let (from, to) = (first * row_bytes, (first + rows) * row_bytes);
+        for start in (from..to).step_by(PIECE_BYTES) {
+            let range = start..(start + PIECE_BYTES).min(to);
             let bytes = file.piece(info, range.clone(), &mut scratch);
             device.write(&buffer, offset, bytes)?;
             offset += range.len() as u64;
@@ -520,42 +680,42 @@ fn upload_rows(
 /// Matrices in tiles, one buffer a window.
 fn upload_tiles(
     file: &GgufFile,
-    infos: &[TensorInfo],
+    segments: &[Segment<'_>],
     desc: &TensorDesc,
     device: &dyn Device,
     progress: &mut dyn FnMut(u64),
 ) -> Result<Vec<Buffer>, DeviceError> {
-    let row_bytes = infos[0].n_bytes / infos[0].shape[0].max(1);
+    let name = &segments[0].info.name;
+    let row_bytes = desc.tiles(TILE_ROWS).row_bytes();
     let group_bytes = desc.tiles(TILE_ROWS).group_bytes();
     let piece_rows = (PIECE_BYTES / group_bytes.max(1)).max(1) * TILE_ROWS;
     let mut buffers = Vec::new();
     let (mut packed, mut scratch) = (Vec::new(), Vec::new());
     for (first, n_rows) in desc.windows() {
         let tiles = desc.tiles(n_rows);
-        let buffer = device.alloc(tiles.packed_bytes() as u64, &infos[0].name)?;
+        let buffer = device.alloc(tiles.packed_bytes() as u64, name)?;
         let mut offset = 0;
-        // The rows of the window, matrix by matrix. All but the last matrix are whole tiles.
-        let mut matrix_first = 0;
-        for info in infos {
-            let matrix_rows = info.shape[0];
-            let from = first.max(matrix_first);
-            let to = (first + n_rows).min(matrix_first + matrix_rows);
+        // The rows of the window, segment by segment. All but the last segment are whole tiles.
+        let mut segment_first = 0;
+        for segment in segments {
+            let from = first.max(segment_first);
+            let to = (first + n_rows).min(segment_first + segment.n_rows);
             for piece in (from..to.max(from)).step_by(piece_rows) {
                 let rows = piece_rows.min(to - piece);
-                let start = (piece - matrix_first) * row_bytes;
+                let start = (segment.first + piece - segment_first) * row_bytes;
                 let range = start..start + rows * row_bytes;
                 packed.resize(rows.div_ceil(TILE_ROWS) * group_bytes, 0);
                 // One core packs 1 to 2 GB/s, several times less than a device takes in.
-                file.piece(info, range.clone(), &mut scratch)
+                file.piece(segment.info, range.clone(), &mut scratch)
                     .par_chunks(TILE_ROWS * row_bytes)
                     .zip(packed.par_chunks_mut(group_bytes))
                     .for_each(|(rows, group)| tiles.pack_rows(rows, group));
                 device.write(&buffer, offset, &packed)?;
                 offset += packed.len() as u64;
-                file.release(info, range.clone());
+                file.release(segment.info, range.clone());
                 progress(range.len() as u64);
             }
-            matrix_first += matrix_rows;
+            segment_first += segment.n_rows;
         }
         buffers.push(buffer);
     }

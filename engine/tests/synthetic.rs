@@ -136,6 +136,8 @@ fn every_size_has_what_its_architecture_asks_for() {
         ("qwen3:0.6b:f16", 0.596),
         ("qwen3:32b:f16", 32.76),
         ("qwen35:27b:f16", 26.9),
+        ("qwen3moe:30b-a3b:f16", 30.53),
+        ("qwen3moe:235b-a22b:f16", 235.1),
         ("gemma3:270m:f16", 0.268),
         ("gemma3:12b:f16", 11.77),
         ("gemma3:27b:f16", 27.01),

@@ -1,4 +1,5 @@
-//! `llama`: the decoder that most others vary. Adjacent-pair rope, SwiGLU, optional biases, optional fused QKV.
+//! `llama`: the decoder that most others vary. Adjacent-pair rope, SwiGLU or experts of it, optional biases, optional
+//! fused QKV.
 
 use gemel_core::error::GraphError;
 use gemel_core::graph::ValueId;
@@ -9,6 +10,7 @@ use super::{DenseParams, Ends, Model, ModelError, ModelInfo, Tables};
 use crate::blocks::{AttentionShape, GateUp, GatedFfn, Qkv, StepGraph};
 use crate::gguf::Metadata;
 use crate::kv_cache::KvLayer;
+use crate::moe::{Moe, MoeParams};
 use crate::rope::RopeConfig;
 use crate::weights::{Linear, Requests, WeightError, WeightId};
 
@@ -23,8 +25,14 @@ pub fn load(
     metadata: &Metadata,
     requests: &mut Requests<'_>,
 ) -> Result<Box<dyn Model>, ModelError> {
-    Decoder::load(metadata, requests, ARCH, RopeMode::Norm, QkNorm::None)
-        .map(|model| -> Box<dyn Model> { Box::new(model) })
+    Ok(Box::new(Decoder::load(
+        metadata,
+        requests,
+        ARCH,
+        RopeMode::Norm,
+        QkNorm::None,
+        Experts::OfFfnWidth,
+    )?))
 }
 
 /// Whether queries and keys are normalised per head before rope.
@@ -36,7 +44,42 @@ pub enum QkNorm {
     PerHead,
 }
 
-/// The pre-norm decoder with SwiGLU: `llama`, and with other switches `qwen2` and `qwen3`.
+/// Whether layers may have experts in place of an FFN, and how wide these are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Experts {
+    /// They may not.
+    None,
+    /// As wide as the FFN would be.
+    OfFfnWidth,
+    /// As wide as the file says, or an equal share of the FFN; there must be some.
+    OfOwnWidth,
+}
+
+impl Experts {
+    /// Reads the experts of a file.
+    fn read(self, metadata: &Metadata, p: &DenseParams) -> Result<Option<MoeParams>, ModelError> {
+        let (arch, n_layers) = (&p.info.arch, p.info.n_layers);
+        let params = MoeParams::read(metadata, arch, n_layers, |stated, k| match self {
+            Self::None | Self::OfFfnWidth => p.d_ff,
+            Self::OfOwnWidth => stated.unwrap_or(p.d_ff / k),
+        })?;
+        let expected = match (self, &params) {
+            (Self::None, Some(_)) => "0: this architecture has no experts",
+            (Self::OfOwnWidth, None) => "the number of experts, at least 1",
+            (Self::None, None) | (Self::OfFfnWidth, _) | (Self::OfOwnWidth, Some(_)) => {
+                return Ok(params);
+            }
+        };
+        let found = params.map_or(0, |params| params.n_experts);
+        Err(super::refuse(
+            format!("{arch}.expert_count"),
+            found,
+            expected,
+        ))
+    }
+}
+
+/// The pre-norm decoder with SwiGLU: `llama`, and with other switches `qwen2`, `qwen3` and `qwen3moe`.
 #[derive(Debug)]
 pub struct Decoder {
     params: DenseParams,
@@ -54,7 +97,13 @@ struct Layer {
     qk_norm: Option<[WeightId; 2]>,
     attn_output: Linear,
     ffn_norm: WeightId,
-    ffn: GatedFfn,
+    ffn: Ffn,
+}
+
+#[derive(Debug)]
+enum Ffn {
+    Dense(GatedFfn),
+    Experts(Box<Moe>),
 }
 
 impl Decoder {
@@ -68,17 +117,12 @@ impl Decoder {
         arch: &str,
         mode: RopeMode,
         qk_norm: QkNorm,
+        experts: Experts,
     ) -> Result<Self, ModelError> {
-        let params = DenseParams::read(metadata, requests, arch)?;
-        let experts = metadata
-            .opt_u32(&format!("{arch}.expert_count"))?
-            .unwrap_or(0);
-        if experts > 0 {
-            return Err(super::refuse(
-                format!("{arch}.expert_count"),
-                experts,
-                "0: mixture-of-experts models are not supported yet",
-            ));
+        let mut params = DenseParams::read(metadata, requests, arch)?;
+        let moe = experts.read(metadata, &params)?;
+        if let Some(moe) = &moe {
+            params.info = params.info.with_experts(moe);
         }
         let mut rope =
             RopeConfig::from_metadata(metadata, arch, mode, params.k_dim, params.info.n_ctx_train)?;
@@ -87,7 +131,7 @@ impl Decoder {
         }
         let ends = Ends::load(requests, &params.info)?;
         let layers = (0..params.info.n_layers)
-            .map(|layer| Layer::load(requests, &params, layer, qk_norm))
+            .map(|layer| Layer::load(requests, &params, layer, qk_norm, moe.as_ref()))
             .collect::<Result<_, _>>()?;
         Ok(Self {
             attention: AttentionShape {
@@ -175,6 +219,7 @@ impl Layer {
         p: &DenseParams,
         layer: usize,
         qk_norm: QkNorm,
+        moe: Option<&MoeParams>,
     ) -> Result<Self, WeightError> {
         let d = p.info.d_model;
         let name = |what: &str| format!("blk.{layer}.{what}");
@@ -190,7 +235,16 @@ impl Layer {
             },
             attn_output: requests.linear(&name("attn_output"), d, p.n_heads * p.v_dim)?,
             ffn_norm: requests.vector(&name("ffn_norm"), d)?,
-            ffn: load_ffn(requests, p, layer, GluKind::Swiglu)?,
+            ffn: match moe {
+                None => Ffn::Dense(load_ffn(requests, p, layer, GluKind::Swiglu)?),
+                Some(moe) => Ffn::Experts(Box::new(Moe::load(
+                    requests,
+                    moe,
+                    d,
+                    layer,
+                    GluKind::Swiglu,
+                )?)),
+            },
         })
     }
 }
@@ -231,8 +285,13 @@ impl Model for Decoder {
             let a = g.linear(&layer.attn_output, a)?;
             x = g.add(&name("attn_residual"), x, a)?;
             let h = g.rms_norm(&name("ffn_norm"), x, layer.ffn_norm, eps)?;
-            let f = g.gated_ffn(&name("ffn"), &layer.ffn, h)?;
-            x = g.add(&name("ffn_residual"), x, f)?;
+            x = match &layer.ffn {
+                Ffn::Dense(ffn) => {
+                    let f = g.gated_ffn(&name("ffn"), ffn, h)?;
+                    g.add(&name("ffn_residual"), x, f)?
+                }
+                Ffn::Experts(moe) => moe.build(g, &name("ffn"), h, Some(x))?,
+            };
         }
         let Some(x) = g.output_rows(x)? else {
             return Ok(None);

@@ -2,7 +2,7 @@
 
 use gemel_core::ops::rope::RopeMode;
 
-use super::llama::{Decoder, QkNorm};
+use super::llama::{Decoder, Experts, QkNorm};
 use super::{Model, ModelError};
 use crate::gguf::Metadata;
 use crate::weights::Requests;
@@ -24,5 +24,6 @@ pub fn load(
         ARCH,
         RopeMode::Neox,
         QkNorm::None,
+        Experts::None,
     )?))
 }

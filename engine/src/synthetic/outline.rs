@@ -75,7 +75,6 @@ impl Outline {
     }
 
     /// A matrix `LABEL.weight` that files keep in f32, such as a router.
-    #[allow(dead_code, reason = "for the architectures with experts")]
     pub(super) fn float_matrix(&mut self, label: &str, shape: &[usize]) {
         let d_in = shape.last().copied().unwrap_or(1);
         let law = Law::Spread(1.0 / (d_in as f32).sqrt());

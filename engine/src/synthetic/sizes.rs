@@ -139,6 +139,22 @@ pub(super) const FAMILIES: &[Family] = &[
         ],
     },
     Family {
+        arch: "qwen3moe",
+        sizes: &[
+            ("tiny", |o| {
+                dense(o, &with_experts(qwen3_of(TINY), 8, 2, 256));
+            }),
+            ("30b-a3b", |o| {
+                let model = qwen3(48, 2048, [32, 4, 128], 6144, false);
+                dense(o, &with_experts(model, 128, 8, 768));
+            }),
+            ("235b-a22b", |o| {
+                let model = qwen3(94, 4096, [64, 4, 128], 12288, false);
+                dense(o, &with_experts(model, 128, 8, 1536));
+            }),
+        ],
+    },
+    Family {
         arch: "gemma3",
         sizes: &[
             // Six layers: the last one is global.
@@ -171,7 +187,7 @@ pub(super) const FAMILIES: &[Family] = &[
     },
 ];
 
-/// A dense decoder: what `llama`, `qwen2`, `qwen3` and `gemma3` differ in.
+/// A decoder: what `llama`, `qwen2`, `qwen3`, `qwen3moe` and `gemma3` differ in.
 #[allow(
     clippy::struct_excessive_bools,
     reason = "each is a fact of an architecture"
@@ -196,6 +212,8 @@ struct Dense {
     window: usize,
     /// Stretches positions of global layers, 1 for none.
     rope_factor: f32,
+    /// Experts in place of the FFN: their number, those that a token uses, their width.
+    experts: Option<[usize; 3]>,
 }
 
 const TINY: Dense = Dense {
@@ -213,6 +231,7 @@ const TINY: Dense = Dense {
     post_norms: false,
     window: 0,
     rope_factor: 1.0,
+    experts: None,
 };
 
 fn smollm2(n_layers: usize, d_model: usize, heads: [usize; 3], d_ff: usize) -> Dense {
@@ -289,6 +308,14 @@ fn qwen3(n_layers: usize, d_model: usize, heads: [usize; 3], d_ff: usize, tied: 
         tied,
         ..TINY
     })
+}
+
+/// With experts in place of the FFN.
+fn with_experts(dense: Dense, n_experts: usize, k: usize, d_ff: usize) -> Dense {
+    Dense {
+        experts: Some([n_experts, k, d_ff]),
+        ..dense
+    }
 }
 
 /// With the switches of `gemma3`.
@@ -425,7 +452,7 @@ fn hybrid(o: &mut Outline, m: &Hybrid) {
     }
 }
 
-/// Keys and tensors of a dense decoder.
+/// Keys and tensors of a decoder.
 fn dense(o: &mut Outline, m: &Dense) {
     let [n_heads, n_kv_heads, head_dim] = m.heads;
     let (d, d_q, d_kv) = (m.d_model, n_heads * head_dim, n_kv_heads * head_dim);
@@ -442,6 +469,11 @@ fn dense(o: &mut Outline, m: &Dense) {
     o.number("attention.layer_norm_rms_epsilon", m.eps);
     if m.window > 0 {
         o.size("attention.sliding_window", m.window);
+    }
+    if let Some([n_experts, k, d_ff]) = m.experts {
+        o.size("expert_count", n_experts);
+        o.size("expert_used_count", k);
+        o.size("expert_feed_forward_length", d_ff);
     }
     if m.rope_factor > 1.0 {
         o.key("rope.scaling.type", Value::String("linear".to_owned()));
@@ -468,9 +500,16 @@ fn dense(o: &mut Outline, m: &Dense) {
             o.norm(&name("post_attention_norm"), d, post);
         }
         o.norm(&name("ffn_norm"), d, 1.0);
-        o.matrix(&name("ffn_gate"), &[m.d_ff, d]);
-        o.matrix(&name("ffn_up"), &[m.d_ff, d]);
-        o.matrix(&name("ffn_down"), &[d, m.d_ff]);
+        if let Some([n_experts, _, d_ff]) = m.experts {
+            o.float_matrix(&name("ffn_gate_inp"), &[n_experts, d]);
+            o.matrix(&name("ffn_gate_exps"), &[n_experts, d_ff, d]);
+            o.matrix(&name("ffn_up_exps"), &[n_experts, d_ff, d]);
+            o.matrix(&name("ffn_down_exps"), &[n_experts, d, d_ff]);
+        } else {
+            o.matrix(&name("ffn_gate"), &[m.d_ff, d]);
+            o.matrix(&name("ffn_up"), &[m.d_ff, d]);
+            o.matrix(&name("ffn_down"), &[d, m.d_ff]);
+        }
         if m.post_norms {
             o.norm(&name("post_ffw_norm"), d, post);
         }
