@@ -141,6 +141,8 @@ fn unique(folder: &Path) -> PathBuf {
 /// Runs a command; what it writes is its error.
 fn run(command: &mut Command) -> Result<Vec<u8>, String> {
     let output = command
+        // What a sanitiser wants in this process, compilers do not survive.
+        .env_remove("LD_PRELOAD")
         .output()
         .map_err(|error| format!("{}: {error}", command.get_program().display()))?;
     if output.status.success() {

@@ -6,6 +6,7 @@ use anyhow::{Context as _, Result};
 use gemel_core::Device;
 use gemel_core::op::DeviceClass;
 use gemel_core::reference::ReferenceDevice;
+use gemel_cuda::emulated::open_emulated;
 use gemel_cuda::{CudaDevice, CudaOptions};
 use gemel_wgpu::{LimitOverrides, Progress, WgpuDevice, WgpuOptions};
 
@@ -48,6 +49,10 @@ pub(crate) fn open(args: &ModelArgs) -> Result<Arc<dyn Device>> {
                 ..gemel_cuda::LimitOverrides::default()
             });
         }
+        if args.device.starts_with(EMULATED) {
+            note!("no GPU in use: CUDA's kernels run on the CPU, for tests");
+            return Ok(Arc::new(open_emulated(&options)?));
+        }
         return Ok(Arc::new(CudaDevice::open(&options)?));
     }
     let mut options = WgpuOptions::new(args.device.clone());
@@ -71,7 +76,10 @@ pub(crate) fn open(args: &ModelArgs) -> Result<Arc<dyn Device>> {
     Ok(Arc::new(device))
 }
 
-/// Whether a `--device` string means CUDA: `cuda`, `cuda:1`.
+/// The CUDA backend on a pretend driver.
+const EMULATED: &str = "cuda-emulated";
+
+/// Whether a `--device` string means CUDA: `cuda`, `cuda:1`, or its emulation.
 fn is_cuda(device: &str) -> bool {
-    device == "cuda" || device.starts_with("cuda:")
+    device == "cuda" || device.starts_with("cuda:") || device.starts_with(EMULATED)
 }

@@ -23,6 +23,7 @@ pub mod cliffs;
 pub mod compare;
 pub mod compile;
 pub mod cubin;
+pub mod estimate;
 pub mod fill;
 pub mod golden;
 pub mod peak;

@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 #![allow(clippy::print_stdout, reason = "a command-line program")]
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::path::PathBuf;
@@ -12,15 +13,18 @@ use anyhow::{Context as _, Result, bail};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use gemel_conformance::bench::Effort;
 use gemel_conformance::cases::{self, Case, Tag};
+use gemel_conformance::estimate::{self, GPUS, Gpu};
 use gemel_conformance::report::{self, Format, Header, Outcome, Status};
 use gemel_conformance::run::{self, Event, Options, Runner, kernel_name, least_caps};
 use gemel_conformance::targets::{TARGETS, Target};
 use gemel_conformance::{bench, bisect, cliffs, compile, golden, peak, support};
 use gemel_core::DType;
 use gemel_core::op::DeviceClass;
+use gemel_engine::blocks::Precision;
 use gemel_engine::blocks::{Head, StepShape, len_bucket};
 use gemel_engine::forward::StepToken;
 use gemel_engine::gguf::GgufFile;
+use gemel_engine::synthetic::Spec;
 
 /// Holds every op on every backend against the f64 reference.
 #[derive(Debug, Parser)]
@@ -42,6 +46,8 @@ enum Command {
     Cliffs(Cliffs),
     /// Run models whose tokens and logits an independent engine has published, and compare.
     Golden(GoldenModels),
+    /// Estimate, without a GPU, what models reach on one.
+    Estimate(Estimate),
     /// Print the support table.
     Support {
         /// Write to this file.
@@ -98,6 +104,9 @@ struct On {
     /// Mixed into the values of all cases.
     #[arg(long, default_value_t = 0)]
     seed: u64,
+    /// Replace a shader (`NAME`) or a kernel file (`NAME.cu`) by a file, for experiments.
+    #[arg(long, value_name = "NAME=FILE", value_parser = parse_source)]
+    source: Vec<(String, String)>,
 }
 
 #[derive(Debug, Args)]
@@ -146,6 +155,23 @@ struct Cliffs {
 }
 
 #[derive(Debug, Args)]
+struct Estimate {
+    /// GPUs, separated by commas.
+    #[arg(long, value_delimiter = ',', value_parser = parse_gpu, default_value = "h200,4090")]
+    gpu: Vec<Gpu>,
+    /// Synthetic models, separated by commas.
+    #[arg(
+        long,
+        value_delimiter = ',',
+        default_value = "llama:8b:q4_k,llama:8b:q8_0"
+    )]
+    model: Vec<Spec>,
+    /// Activations in 8-bit blocks, as `gemel --fast`.
+    #[arg(long)]
+    fast: bool,
+}
+
+#[derive(Debug, Args)]
 struct GoldenModels {
     /// `smollm2`, `gemma3` (scripts/fetch-models.sh), or names of tiny models in engine/tests/golden/tiny.
     #[arg(default_value = "smollm2")]
@@ -168,6 +194,9 @@ struct Compile {
     /// The kernels of every case, not only of the quick cases and the benchmarks' shapes.
     #[arg(long)]
     all: bool,
+    /// Add what models should reach on two GPUs.
+    #[arg(long)]
+    estimates: bool,
     /// Write the report to this file.
     #[arg(short, long, conflicts_with = "check")]
     output: Option<PathBuf>,
@@ -261,6 +290,21 @@ fn parse_shard(text: &str) -> Result<(usize, usize), String> {
     }
 }
 
+fn parse_source(text: &str) -> Result<(String, String), String> {
+    let (name, path) = text
+        .split_once('=')
+        .ok_or_else(|| format!("`{text}` is not NAME=FILE"))?;
+    let source = fs::read_to_string(path).map_err(|error| format!("{path}: {error}"))?;
+    Ok((name.to_owned(), source))
+}
+
+fn parse_gpu(text: &str) -> Result<Gpu, String> {
+    Gpu::named(text).ok_or_else(|| {
+        let known: Vec<&str> = GPUS.iter().map(|gpu| gpu.name).collect();
+        format!("there are {}", known.join(", "))
+    })
+}
+
 fn parse_weight_type(text: &str) -> Result<DType, String> {
     gemel_core::dtype::WEIGHT_TYPES
         .iter()
@@ -328,12 +372,20 @@ impl Selection {
     }
 }
 
+/// The kernels that measure a device, and what the command line replaces.
+fn with_peaks(on: &On) -> BTreeMap<String, String> {
+    let mut sources = peak::sources();
+    sources.extend(on.source.iter().cloned());
+    sources
+}
+
 impl On {
     fn options(&self) -> Options {
         Options {
             class: self.class.map(Into::into),
             least_limits: self.limits,
             seed: self.seed,
+            sources: self.source.iter().cloned().collect(),
             ..Options::new(&self.device)
         }
     }
@@ -346,6 +398,7 @@ fn main() -> ExitCode {
         Command::Bench(args) => bench(&args),
         Command::Cliffs(args) => cliffs(&args),
         Command::Golden(args) => golden(&args),
+        Command::Estimate(args) => estimate(&args),
         Command::Compile(args) => compile(&args),
         Command::Bisect(args) => bisect(&args),
         Command::Support { output } => write_support(output),
@@ -537,7 +590,7 @@ fn bench(args: &Bench) -> Result<bool> {
         });
     }
     let runner = Runner::with(Options {
-        sources: peak::sources(),
+        sources: with_peaks(&args.on),
         ..args.on.options()
     })
     .context("opening the device")?;
@@ -573,7 +626,7 @@ fn bench(args: &Bench) -> Result<bool> {
 
 fn cliffs(args: &Cliffs) -> Result<bool> {
     let runner = Runner::with(Options {
-        sources: peak::sources(),
+        sources: with_peaks(&args.on),
         ..args.on.options()
     })
     .context("opening the device")?;
@@ -620,6 +673,24 @@ fn cliffs(args: &Cliffs) -> Result<bool> {
             );
         }
     }
+    Ok(true)
+}
+
+fn estimate(args: &Estimate) -> Result<bool> {
+    let compiler = compile::compiler().context("looking for the kernel compiler")?;
+    let precision = if args.fast {
+        Precision::Fast
+    } else {
+        Precision::Strict
+    };
+    let mut text = String::new();
+    for gpu in &args.gpu {
+        text += &estimate::table(*gpu, &args.model, precision)?;
+    }
+    println!(
+        "Estimates with {compiler}; no GPU has run this.\n{}\n{text}",
+        estimate::ASSUMPTIONS
+    );
     Ok(true)
 }
 
@@ -680,7 +751,19 @@ fn compile(args: &Compile) -> Result<bool> {
     });
     let mut faults: Vec<String> = failures;
     faults.extend(kernels.iter().filter_map(compile::Kernel::fault));
-    let text = compile::document(&compiler, targets, &kernels);
+    let mut text = compile::document(&compiler, targets, &kernels);
+    if args.estimates {
+        text += "\n# Estimates\n\nNo GPU has confirmed these figures.\n";
+        text += estimate::ASSUMPTIONS;
+        text.push('\n');
+        let specs: Vec<Spec> = ["llama:8b:q4_k", "llama:8b:q8_0"]
+            .iter()
+            .map(|spec| spec.parse())
+            .collect::<Result<_, _>>()?;
+        for gpu in ["h200", "4090"].into_iter().filter_map(Gpu::named) {
+            text += &estimate::table(gpu, &specs, Precision::Strict)?;
+        }
+    }
     if let Some(path) = &args.output {
         fs::write(path, text).with_context(|| format!("writing {}", path.display()))?;
     } else if let Some(path) = &args.check {

@@ -573,6 +573,37 @@ fn is_weight(dtype: DType) -> bool {
     dtype::WEIGHT_TYPES.contains(&dtype)
 }
 
+impl Requests<'_> {
+    /// Allocates every requested tensor and fills none: for making plans of a model, not for running it.
+    ///
+    /// # Errors
+    /// Out of device memory.
+    pub fn reserve(self, device: &dyn Device) -> Result<Weights, WeightError> {
+        let reserve = |request: &Request| -> Result<Tensor, DeviceError> {
+            let desc = desc_of(request, device.caps());
+            let sizes: Vec<usize> = match desc.layout {
+                Layout::Tile8 => (desc.windows().into_iter())
+                    .map(|(_, n_rows)| desc.tiles(n_rows).packed_bytes())
+                    .collect(),
+                _ => vec![desc.n_bytes()],
+            };
+            let buffers = (sizes.into_iter())
+                .map(|n_bytes| device.alloc(n_bytes as u64, &request.name()))
+                .collect::<Result<_, _>>()?;
+            Ok(Tensor { desc, buffers })
+        };
+        let tensors = (self.list.iter())
+            .map(|request| {
+                reserve(request).map_err(|source| WeightError::Device {
+                    name: request.name(),
+                    source,
+                })
+            })
+            .collect::<Result<_, _>>()?;
+        Ok(Weights { tensors })
+    }
+}
+
 /// Description of a requested tensor on a device.
 fn desc_of(request: &Request, caps: &Caps) -> TensorDesc {
     let infos = request.infos();

@@ -29,11 +29,11 @@ case $kind in
         ;;
     race)
         library=libtsan.so
-        export TSAN_OPTIONS=halt_on_error=1:exitcode=66:report_signal_unsafe=0:ignore_noninstrumented_modules=0
+        export TSAN_OPTIONS=halt_on_error=1:exitcode=66:report_signal_unsafe=0:ignore_noninstrumented_modules=1
         ;;
     *) echo "sanitize.sh: '$kind' is neither address nor race" >&2 && exit 2 ;;
 esac
-preload=$(g++ -print-file-name=$library)
+preload=$(g++ -print-file-name="$library")
 # Modules of one kind of build are no good for another.
 export GEMEL_CACHE=${GEMEL_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/gemel}/sanitize-$kind
 mkdir -p "$GEMEL_CACHE"
