@@ -166,7 +166,7 @@ fi
 
 # --- Fast? ------------------------------------------------------------------------------------------------------------
 
-read -ra cases <<< "$(sizes '' '--op softcap')"
+read -ra cases <<< "$(sizes '' '--op rms_norm,argmax')"
 step ops "$(sizes 60 60)" 0 "$conformance" bench --device "$device" "${cases[@]}" || true
 
 read -ra shape <<< "$(sizes '--types q4_k,q8_0,f16 --shape 4096x4096 --tokens 128' '--types q4_k --shape 64x256 --tokens 3')"

@@ -72,6 +72,8 @@ fi
 # Without it the tests that compile CUDA kernels say that they are left out.
 nvrtc=$("$scripts/setup-nvrtc.sh" || true)
 [ -z "$nvrtc" ] || export GEMEL_NVRTC=$nvrtc
+cuobjdump=$("$scripts/setup-nvrtc.sh" cuobjdump || true)
+[ -z "$cuobjdump" ] || export GEMEL_CUOBJDUMP=$cuobjdump
 
 # lavapipe compiles shaders for seconds each, once, if this folder survives.
 export MESA_SHADER_CACHE_DIR=${MESA_SHADER_CACHE_DIR:-$cache/mesa}
