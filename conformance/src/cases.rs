@@ -12,11 +12,15 @@ mod delta_rule_step;
 mod gated_rms_norm;
 mod gather_rows;
 mod glu;
+mod hadamard;
 mod hc_combine;
 mod hc_combine_norm;
 mod hc_mix;
+mod index_pool;
+mod index_score;
 mod kv_write;
 mod l2_norm;
+mod layer_norm;
 mod matmul;
 mod matmul_by_id;
 mod matmul_q8;
@@ -33,7 +37,9 @@ mod scale;
 mod scatter_rows;
 mod softcap;
 mod softmax_stats;
+mod sparse_attention;
 mod top_k_logits;
+mod topk_blocks;
 mod unary;
 
 use std::fmt;
@@ -328,6 +334,8 @@ pub const TABLES: &[(&str, Table)] = &[
         gated_rms_norm::cases,
     ),
     (ops::l2_norm::L2Norm::NAME, l2_norm::cases),
+    (ops::layer_norm::LayerNorm::NAME, layer_norm::cases),
+    (ops::hadamard::Hadamard::NAME, hadamard::cases),
     (ops::matmul::Matmul::NAME, matmul::cases),
     (ops::quantize_q8::QuantizeQ8::NAME, quantize_q8::cases),
     (ops::matmul_q8::MatmulQ8::NAME, matmul_q8::cases),
@@ -351,6 +359,13 @@ pub const TABLES: &[(&str, Table)] = &[
     ),
     (ops::ngram_hash::NgramHash::NAME, ngram_hash::cases),
     (ops::ple_gate::PleGate::NAME, ple_gate::cases),
+    (ops::index_pool::IndexPool::NAME, index_pool::cases),
+    (ops::index_score::IndexScore::NAME, index_score::cases),
+    (ops::topk_blocks::TopkBlocks::NAME, topk_blocks::cases),
+    (
+        ops::sparse_attention::SparseAttention::NAME,
+        sparse_attention::cases,
+    ),
     (ops::softmax_stats::SoftmaxStats::NAME, softmax_stats::cases),
     (ops::argmax::Argmax::NAME, argmax::cases),
     (ops::top_k_logits::TopKLogits::NAME, top_k_logits::cases),

@@ -221,7 +221,8 @@ pub struct State<'a> {
     pub after: &'a [u8],
     /// For caches: every cell in plain f32 after the op, so that ties of their codes can be told.
     pub exact: Option<&'a [f32]>,
-    /// For f32 states that the op computes: the magnitude of each element, negative where it must stay as it was.
+    /// For f32 states and cells of plain types that the op computes: the magnitude of each element, negative where it
+    /// must stay as it was.
     pub magnitudes: &'a [f64],
 }
 
@@ -261,7 +262,15 @@ pub fn judge_state(
                     note(format!("cell {row} changed, but was not to be written"));
                     continue;
                 }
-                match judge_cell(desc.dtype, cell, after, cell_bytes, exact) {
+                // How far each channel may be off before it is stored; nothing where it is copied.
+                let reach: Vec<f64> = match state.magnitudes.get(row * n..(row + 1) * n) {
+                    Some(magnitudes) => magnitudes
+                        .iter()
+                        .map(|m| tolerance.tau * m.max(0.0) + tolerance.alpha)
+                        .collect(),
+                    None => vec![0.0; n],
+                };
+                match judge_cell(desc.dtype, cell, after, cell_bytes, (exact, &reach)) {
                     Ok(headroom) => figures.headroom = figures.headroom.max(headroom),
                     Err(text) => note(format!("cell {row}: {text}")),
                 }
@@ -340,7 +349,7 @@ fn judge_cell(
     cell: CacheRow,
     after: &[u8],
     got: &[u8],
-    exact: &[f32],
+    (exact, reach): (&[f32], &[f64]),
 ) -> Result<f64, String> {
     let n = cell.padded_elems();
     let n_bytes = dtype.row_bytes(n).expect("padded to whole blocks");
@@ -362,13 +371,20 @@ fn judge_cell(
         let bits = |at: usize, blocks: &[u8]| {
             i32::from(u16::from_le_bytes([blocks[2 * at], blocks[2 * at + 1]]))
         };
-        for (i, &value) in exact.iter().enumerate() {
+        // A unit of the stored type on top of the error of what is stored.
+        let unit = match dtype {
+            DType::F32 => 0.0,
+            DType::F16 => 1.0 / 1024.0,
+            _ => 1.0 / 128.0,
+        };
+        for (i, (&value, &reach)) in exact.iter().zip(reach).enumerate() {
             let same = if dtype == DType::F32 {
                 have[i].to_bits() == want[i].to_bits()
             } else {
                 bits(i, &want_blocks).abs_diff(bits(i, &got_blocks)) <= 1
             };
-            if !same {
+            let off = (f64::from(have[i]) - f64::from(value)).abs();
+            if !(same || reach > 0.0 && off <= reach + unit * f64::from(value.abs())) {
                 return Err(format!(
                     "element {i} of {value} is {}, expected {}",
                     have[i], want[i]

@@ -289,6 +289,36 @@ const FAULTS: &[Fault] = &[
         from: "vec4<i32>(i32(p.window) - 1)",
         to: "vec4<i32>(i32(p.window))",
     },
+    // The cell behind the last one.
+    Fault {
+        op: "sparse_attention",
+        ids: "k=f32,v=f32,dk=64",
+        file: "sparse_attention",
+        from: "j >= end",
+        to: "j > end",
+    },
+    // The last of equals instead of the first.
+    Fault {
+        op: "topk_blocks",
+        ids: "scores=equal",
+        file: "topk_blocks",
+        from: "min(equal, max(bound.y, equal_before) - equal_before)",
+        to: "select(0u, equal, equal_before + bound.y >= end - first)",
+    },
+    Fault {
+        op: "index_score",
+        ids: "type=f16,n_heads=4,",
+        file: "index_score",
+        from: "vec4<u32>(a) < ends",
+        to: "vec4<u32>(a) <= ends",
+    },
+    Fault {
+        op: "index_pool",
+        ids: "raw=f16",
+        file: "index_pool",
+        from: "first % PAGE + i",
+        to: "first % PAGE + min(i, 1u)",
+    },
 ];
 
 #[test]

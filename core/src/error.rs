@@ -28,6 +28,18 @@ pub enum OpError {
         /// How many it was given.
         found: usize,
     },
+    /// An attribute of the op that it cannot have.
+    #[error("{op}: {what} must be {expected}, but is {found}")]
+    Attribute {
+        /// The op.
+        op: &'static str,
+        /// The attribute.
+        what: &'static str,
+        /// What the op takes.
+        expected: String,
+        /// What it was given.
+        found: String,
+    },
     /// A limit of the device.
     #[error("{what}: {needed} needed, but the device allows {limit}")]
     Limit {

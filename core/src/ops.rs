@@ -13,11 +13,15 @@ mod elementwise;
 pub mod gated_rms_norm;
 pub mod gather_rows;
 pub mod glu;
+pub mod hadamard;
 pub mod hc_combine;
 pub mod hc_combine_norm;
 pub mod hc_mix;
+pub mod index_pool;
+pub mod index_score;
 pub mod kv_write;
 pub mod l2_norm;
+pub mod layer_norm;
 pub mod matmul;
 pub mod matmul_by_id;
 pub mod matmul_q8;
@@ -35,7 +39,9 @@ pub mod scale;
 pub mod scatter_rows;
 pub mod softcap;
 pub mod softmax_stats;
+pub mod sparse_attention;
 pub mod top_k_logits;
+pub mod topk_blocks;
 pub mod unary;
 
 use crate::dtype::DType;
@@ -58,6 +64,8 @@ pub const NAMES: &[&str] = &[
     "add_rms_norm",
     "gated_rms_norm",
     "l2_norm",
+    "layer_norm",
+    "hadamard",
     "matmul",
     "quantize_q8",
     "matmul_q8",
@@ -75,6 +83,10 @@ pub const NAMES: &[&str] = &[
     "hc_combine_norm",
     "ngram_hash",
     "ple_gate",
+    "index_pool",
+    "index_score",
+    "topk_blocks",
+    "sparse_attention",
     "softmax_stats",
     "argmax",
     "top_k_logits",

@@ -19,11 +19,15 @@ pub mod delta_rule_step;
 pub mod gated_rms_norm;
 pub mod gather_rows;
 pub mod glu;
+pub mod hadamard;
 pub mod hc_combine;
 pub mod hc_combine_norm;
 pub mod hc_mix;
+pub mod index_pool;
+pub mod index_score;
 pub mod kv_write;
 pub mod l2_norm;
+pub mod layer_norm;
 pub mod matmul;
 pub mod matmul_by_id;
 pub mod matmul_q8;
@@ -39,9 +43,11 @@ pub mod scale;
 pub mod scatter_rows;
 pub mod softcap;
 pub mod softmax_stats;
+pub mod sparse_attention;
 #[cfg(test)]
 pub(crate) mod testing;
 pub mod top_k_logits;
+pub mod topk_blocks;
 pub mod unary;
 
 pub use device::ReferenceDevice;

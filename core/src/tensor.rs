@@ -79,6 +79,20 @@ impl TensorDesc {
         }
     }
 
+    /// A paged cache with one row for each block of `ratio` tokens: `[n_pages, n_heads, PAGE / ratio, dim]`.
+    pub fn block_pages(
+        dtype: DType,
+        n_pages: usize,
+        n_heads: usize,
+        ratio: usize,
+        dim: usize,
+    ) -> Self {
+        Self {
+            layout: Layout::Pages,
+            ..Self::new(dtype, [n_pages, n_heads, crate::PAGE / ratio, dim])
+        }
+    }
+
     /// Number of axes.
     pub fn rank(&self) -> usize {
         self.shape.len()

@@ -7,7 +7,7 @@ use super::{Builder, Case, Tag, thin};
 use crate::fill::{Class, Fill, Rng};
 
 /// Cosines and sines of the positions of the table's rows, base 10,000.
-fn table(desc: &TensorDesc) -> Vec<f32> {
+pub(super) fn table(desc: &TensorDesc) -> Vec<f32> {
     let [rows, pairs, _] = desc.shape[..] else {
         panic!("a table has three axes, but this is {desc}");
     };

@@ -368,7 +368,7 @@ pub(crate) fn tau_units(n_cells: usize) -> f64 {
 }
 
 /// The library piece that decodes a cache type.
-fn cache_lib(dtype: DType) -> String {
+pub(crate) fn cache_lib(dtype: DType) -> String {
     format!("cache_{}", dtype.name())
 }
 

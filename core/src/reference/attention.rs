@@ -25,14 +25,13 @@ pub fn attention(op: &Attention, args: &mut RefArgs<'_>) {
     let positions = args.inputs[5].to_i32();
     let n_seq_rows = args.inputs[3].desc.shape[0];
     let out = &mut args.outputs[0];
-    let [n_heads, dk, dv] = [q.desc.shape[1], q.desc.last(), v.desc.last()];
+    let [n_heads, dv] = [q.desc.shape[1], v.desc.last()];
     let [n_pages, n_kv_heads] = [k.desc.shape[0], k.desc.shape[1]];
     let group = n_heads / n_kv_heads;
     let tau = tau_units(match op.window {
         0 => op.max_len,
         window => op.max_len.min(window),
     }) * Tolerance::U;
-    let score_rounding = ((dk as f64).sqrt() + 4.0) * 2.0 * Tolerance::U;
 
     for kv_head in 0..n_kv_heads {
         let mut keys = Decoded::new(k);
@@ -58,53 +57,14 @@ pub fn attention(op: &Attention, args: &mut RefArgs<'_>) {
             };
             for head in kv_head * group..(kv_head + 1) * group {
                 let row = q.row_vec(t * n_heads + head);
-                let most = row.iter().fold(0.0_f64, |m, q| m.max(f64::from(q.abs())));
-                let mut delta = 0.0_f64;
-                let scores: Vec<f64> = cells
-                    .iter()
-                    .map(|&cell| {
-                        let products = row
-                            .iter()
-                            .zip(keys.row(cell))
-                            .map(|(&q, &k)| f64::from(q) * f64::from(k));
-                        let (sum, magnitude) =
-                            products.fold((0.0, 0.0), |(s, m), p| (s + p, m + p.abs()));
-                        let key: f64 = keys.row(cell).iter().map(|k| f64::from(k.abs())).sum();
-                        let scale = f64::from(op.scale);
-                        let rounding = score_rounding * magnitude + FLOOR * most * key;
-                        delta = delta.max(scale.abs() * rounding);
-                        if op.softcap > 0.0 {
-                            let cap = f64::from(op.softcap);
-                            // The slope of the cap is at most 1; its own roundings are relative to the cap.
-                            delta = delta.max(scale.abs() * rounding + 8.0 * cap * Tolerance::U);
-                            cap * (scale * sum / cap).tanh()
-                        } else {
-                            scale * sum
-                        }
-                    })
-                    .collect();
-                let top = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-                let exps: Vec<f64> = scores.iter().map(|s| (s - top).exp()).collect();
-                let total: f64 = exps.iter().sum();
-                let exp_error = |s: f64| 4.0 * Tolerance::U * (top - s);
-                let mean_error: f64 = exps
-                    .iter()
-                    .zip(&scores)
-                    .map(|(e, &s)| e / total * exp_error(s))
-                    .sum();
-
-                let mut sums = vec![[0.0_f64; 3]; dv];
-                for ((&cell, e), &s) in cells.iter().zip(&exps).zip(&scores) {
-                    let p = e / total;
-                    let error = 2.0 * delta + exp_error(s) + mean_error;
-                    for (sum, &v) in sums.iter_mut().zip(values.row(cell)) {
-                        let term = p * f64::from(v);
-                        sum[0] += term;
-                        sum[1] +=
-                            term.abs() * (1.0 + error / tau) + FLOOR * f64::from(v.abs()) / tau;
-                        sum[2] += term * term;
-                    }
-                }
+                let sums = attend(
+                    &row,
+                    &cells,
+                    (op.scale, op.softcap, tau),
+                    &mut keys,
+                    &mut values,
+                    dv,
+                );
                 let at = (t * n_heads + head) * dv;
                 for (i, [value, magnitude, squares]) in sums.into_iter().enumerate() {
                     out.put_sum(at + i, value, magnitude, squares.sqrt());
@@ -114,14 +74,72 @@ pub fn attention(op: &Attention, args: &mut RefArgs<'_>) {
     }
 }
 
+/// The softmax over these cells of one query: value, magnitude and sum of squares of each of the first `dv` channels.
+/// `tau` is the tolerance's factor, which the magnitude is relative to.
+pub(super) fn attend(
+    query: &[f32],
+    cells: &[usize],
+    (scale, softcap, tau): (f32, f32, f64),
+    keys: &mut Decoded<'_>,
+    values: &mut Decoded<'_>,
+    dv: usize,
+) -> Vec<[f64; 3]> {
+    let score_rounding = ((query.len() as f64).sqrt() + 4.0) * 2.0 * Tolerance::U;
+    let (scale, cap) = (f64::from(scale), f64::from(softcap));
+    let most = query.iter().fold(0.0_f64, |m, q| m.max(f64::from(q.abs())));
+    let mut delta = 0.0_f64;
+    let scores: Vec<f64> = cells
+        .iter()
+        .map(|&cell| {
+            let products = query
+                .iter()
+                .zip(keys.row(cell))
+                .map(|(&q, &k)| f64::from(q) * f64::from(k));
+            let (sum, magnitude) = products.fold((0.0, 0.0), |(s, m), p| (s + p, m + p.abs()));
+            let key: f64 = keys.row(cell).iter().map(|k| f64::from(k.abs())).sum();
+            let rounding = scale.abs() * (score_rounding * magnitude + FLOOR * most * key);
+            if softcap > 0.0 {
+                // The slope of the cap is at most 1; its own roundings are relative to the cap.
+                delta = delta.max(rounding + 8.0 * cap * Tolerance::U);
+                cap * (scale * sum / cap).tanh()
+            } else {
+                delta = delta.max(rounding);
+                scale * sum
+            }
+        })
+        .collect();
+    let top = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+    let exps: Vec<f64> = scores.iter().map(|s| (s - top).exp()).collect();
+    let total: f64 = exps.iter().sum();
+    let exp_error = |s: f64| 4.0 * Tolerance::U * (top - s);
+    let mean_error: f64 = exps
+        .iter()
+        .zip(&scores)
+        .map(|(e, &s)| e / total * exp_error(s))
+        .sum();
+
+    let mut sums = vec![[0.0_f64; 3]; dv];
+    for ((&cell, e), &s) in cells.iter().zip(&exps).zip(&scores) {
+        let p = e / total;
+        let error = 2.0 * delta + exp_error(s) + mean_error;
+        for (sum, &v) in sums.iter_mut().zip(values.row(cell)) {
+            let term = p * f64::from(v);
+            sum[0] += term;
+            sum[1] += term.abs() * (1.0 + error / tau) + FLOOR * f64::from(v.abs()) / tau;
+            sum[2] += term * term;
+        }
+    }
+    sums
+}
+
 /// Rows of a cache, decoded when first needed.
-struct Decoded<'a> {
+pub(super) struct Decoded<'a> {
     cache: RefTensor<'a>,
     rows: BTreeMap<usize, Vec<f32>>,
 }
 
 impl<'a> Decoded<'a> {
-    fn new(cache: RefTensor<'a>) -> Self {
+    pub(super) fn new(cache: RefTensor<'a>) -> Self {
         Self {
             cache,
             rows: BTreeMap::new(),

@@ -1,0 +1,146 @@
+// heads_8: a value for each of 8 rows (query heads that share what they read), in fours.
+struct SELF_Rows {
+    a: vec4<f32>,
+    b: vec4<f32>,
+}
+
+// Four channels for each row.
+struct SELF_Sums {
+    r0: vec4<f32>,
+    r1: vec4<f32>,
+    r2: vec4<f32>,
+    r3: vec4<f32>,
+    r4: vec4<f32>,
+    r5: vec4<f32>,
+    r6: vec4<f32>,
+    r7: vec4<f32>,
+}
+
+const SELF_ROWS = 8u;
+const SELF_FOURS = 2u;
+
+fn SELF_all(v: f32) -> SELF_Rows {
+    return SELF_Rows(vec4<f32>(v), vec4<f32>(v));
+}
+
+// `x` with another four of rows.
+fn SELF_with(x: SELF_Rows, four: u32, v: vec4<f32>) -> SELF_Rows {
+    var y = x;
+    y.a = select(y.a, v, four == 0u);
+    y.b = select(y.b, v, four == 1u);
+    return y;
+}
+
+fn SELF_four(x: SELF_Rows, four: u32) -> vec4<f32> {
+    var v = x.a;
+    v = select(v, x.b, four == 1u);
+    return v;
+}
+
+// x + s * y
+fn SELF_axpy(x: SELF_Rows, s: f32, y: SELF_Rows) -> SELF_Rows {
+    return SELF_Rows(x.a + s * y.a, x.b + s * y.b);
+}
+
+fn SELF_add(x: SELF_Rows, y: SELF_Rows) -> SELF_Rows {
+    return SELF_Rows(x.a + y.a, x.b + y.b);
+}
+
+fn SELF_mul(x: SELF_Rows, y: SELF_Rows) -> SELF_Rows {
+    return SELF_Rows(x.a * y.a, x.b * y.b);
+}
+
+fn SELF_max(x: SELF_Rows, y: SELF_Rows) -> SELF_Rows {
+    return SELF_Rows(max(x.a, y.a), max(x.b, y.b));
+}
+
+// `x` where a condition holds, else `v`.
+fn SELF_keep(x: SELF_Rows, kept: bool, v: f32) -> SELF_Rows {
+    return SELF_Rows(select(vec4<f32>(v), x.a, kept), select(vec4<f32>(v), x.b, kept));
+}
+
+fn SELF_exp4(x: vec4<f32>) -> vec4<f32> {
+    let least = vec4<f32>(-87.0);
+    return select(exp(max(x, least)), vec4<f32>(0.0), x < least);
+}
+
+// exp_neg(x - top)
+fn SELF_exp(x: SELF_Rows, top: SELF_Rows) -> SELF_Rows {
+    return SELF_Rows(SELF_exp4(x.a - top.a), SELF_exp4(x.b - top.b));
+}
+
+fn SELF_cap4(x: vec4<f32>, cap: f32) -> vec4<f32> {
+    let t = x / cap;
+    return cap * vec4<f32>(tanh_safe(t.x), tanh_safe(t.y), tanh_safe(t.z), tanh_safe(t.w));
+}
+
+// cap * tanh(scale * x / cap), without a cap of 0.
+fn SELF_logits(x: SELF_Rows, scale: f32, cap: f32) -> SELF_Rows {
+    if (cap > 0.0) {
+        return SELF_Rows(SELF_cap4(scale * x.a, cap), SELF_cap4(scale * x.b, cap));
+    }
+    return SELF_Rows(scale * x.a, scale * x.b);
+}
+
+// For each four: the sum of its rows, rectified and weighted.
+fn SELF_rectified(x: SELF_Rows, w: SELF_Rows) -> vec4<f32> {
+    let zero = vec4<f32>();
+    return vec4<f32>(dot(w.a, max(x.a, zero)), dot(w.b, max(x.b, zero)), 0.0, 0.0);
+}
+
+// s + w * v for each row.
+fn SELF_gather(s: SELF_Sums, w: SELF_Rows, v: vec4<f32>) -> SELF_Sums {
+    return SELF_Sums(
+        s.r0 + w.a.x * v,
+        s.r1 + w.a.y * v,
+        s.r2 + w.a.z * v,
+        s.r3 + w.a.w * v,
+        s.r4 + w.b.x * v,
+        s.r5 + w.b.y * v,
+        s.r6 + w.b.z * v,
+        s.r7 + w.b.w * v,
+    );
+}
+
+fn SELF_faded(s: SELF_Sums, w: SELF_Rows) -> SELF_Sums {
+    return SELF_Sums(
+        s.r0 * w.a.x,
+        s.r1 * w.a.y,
+        s.r2 * w.a.z,
+        s.r3 * w.a.w,
+        s.r4 * w.b.x,
+        s.r5 * w.b.y,
+        s.r6 * w.b.z,
+        s.r7 * w.b.w,
+    );
+}
+
+// The channels of one row.
+fn SELF_row(s: SELF_Sums, row: u32) -> vec4<f32> {
+    switch row {
+        case 0u: {
+            return s.r0;
+        }
+        case 1u: {
+            return s.r1;
+        }
+        case 2u: {
+            return s.r2;
+        }
+        case 3u: {
+            return s.r3;
+        }
+        case 4u: {
+            return s.r4;
+        }
+        case 5u: {
+            return s.r5;
+        }
+        case 6u: {
+            return s.r6;
+        }
+        default: {
+            return s.r7;
+        }
+    }
+}
