@@ -1,6 +1,7 @@
 //! The graph of a step under construction, and the pieces that architectures share.
 
 mod recurrent;
+pub mod sparse;
 
 pub use recurrent::{DeltaNet, GatedAttention, GatedQkv, Gates, Qkvz};
 

@@ -24,6 +24,34 @@ pub struct KvLayer {
     pub v_dim: usize,
     /// Sliding window in tokens, 0 for none.
     pub window: usize,
+    /// What its indexer caches, if it selects what it attends to. Such a layer has no window.
+    pub index: Option<IndexLayer>,
+}
+
+/// What the indexer of a sparse layer caches, beside keys and values and in the same pages: whatever moves, ends or
+/// shortens a sequence holds for its indexer too.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct IndexLayer {
+    /// Channels of a key of the indexer.
+    pub dim: usize,
+    /// Tokens of a block. Above 1, keys are pooled by block; 1: a token's key is scored itself.
+    pub ratio: usize,
+    /// Most selected tokens, a whole number of blocks.
+    pub budget: usize,
+    /// Type of its keys, whatever that of the attention's keys: a selection is more sensitive than a score.
+    pub dtype: DType,
+}
+
+impl IndexLayer {
+    /// Blocks that a token selects.
+    pub fn n_selected(&self) -> usize {
+        (self.budget / self.ratio.max(1)).max(1)
+    }
+
+    /// The longest sequence that is attended to as a whole: all selected blocks, and an incomplete one.
+    pub fn dense_len(&self) -> usize {
+        self.n_selected() * self.ratio + self.ratio - 1
+    }
 }
 
 /// Sizes and types of the cache.
@@ -150,6 +178,42 @@ pub struct LayerCache {
     pub k: Tensor,
     /// `[n_pages, n_kv_heads, PAGE, v_dim]`.
     pub v: Tensor,
+    /// What its indexer has.
+    pub index: Option<IndexCache>,
+}
+
+impl LayerCache {
+    /// What lies in the pages of a sequence.
+    fn tensors(&self) -> impl Iterator<Item = &Tensor> {
+        let index = self.index.iter();
+        let keys = index.flat_map(|index| std::iter::once(&index.raw).chain(&index.pooled));
+        [&self.k, &self.v].into_iter().chain(keys)
+    }
+}
+
+/// What the indexer of one layer caches.
+///
+/// All raw keys stay, not just those of blocks that may be taken back: 256 bytes a token and layer at 128 channels of
+/// f16, a quarter of the attention's own for the shapes in use, buy truncation to any length, pages shared between
+/// sequences, and blocks that are pooled again from the same bits. A ring would have to be as deep as any rewind and
+/// part of every saved prefix.
+#[derive(Clone, Debug)]
+pub struct IndexCache {
+    /// Sizes.
+    pub layer: IndexLayer,
+    /// A key a token. `[n_pages, 1, PAGE, dim]`
+    pub raw: Tensor,
+    /// A key a block, if keys are pooled. `[n_pages, 1, PAGE / ratio, dim]`
+    pub pooled: Option<Tensor>,
+    /// Where a step puts the blocks that its tokens select; layers that select as many share it. i32 `[rows, 1, n]`
+    pub selection: Tensor,
+}
+
+impl IndexCache {
+    /// The keys that are scored.
+    pub fn keys(&self) -> &Tensor {
+        self.pooled.as_ref().unwrap_or(&self.raw)
+    }
 }
 
 /// Where the tokens of a step go.
@@ -211,19 +275,29 @@ fn page_bytes(tensor: &Tensor) -> usize {
 }
 
 impl KvCache {
-    /// Keys and values of a layer as tensors.
-    fn tensors(layer: &KvLayer, config: &CacheConfig) -> [TensorDesc; 2] {
+    /// What a layer caches as tensors: keys, values, and those of its indexer, raw and pooled.
+    fn tensors(layer: &KvLayer, config: &CacheConfig) -> Vec<TensorDesc> {
         let (n_pages, _) = group_pages(layer.window, config);
-        [
+        let mut tensors = vec![
             TensorDesc::pages(config.k_type, n_pages, layer.n_kv_heads, layer.k_dim),
             TensorDesc::pages(config.v_type, n_pages, layer.n_kv_heads, layer.v_dim),
-        ]
+        ];
+        if let Some(IndexLayer {
+            dim, ratio, dtype, ..
+        }) = layer.index
+        {
+            tensors.push(TensorDesc::pages(dtype, n_pages, 1, dim));
+            if ratio > 1 {
+                tensors.push(TensorDesc::block_pages(dtype, n_pages, 1, ratio, dim));
+            }
+        }
+        tensors
     }
 
-    /// Bytes of the larger of a layer's keys and values: each is one binding.
+    /// Bytes of the largest of a layer's tensors: each is one binding.
     pub fn largest_tensor(layer: &KvLayer, config: &CacheConfig) -> u64 {
-        let [k, v] = Self::tensors(layer, config);
-        k.n_bytes().max(v.n_bytes()) as u64
+        let tensors = Self::tensors(layer, config).into_iter();
+        tensors.map(|desc| desc.n_bytes() as u64).max().unwrap_or(0)
     }
 
     /// Bytes that the caches of these layers take.
@@ -249,7 +323,7 @@ impl KvCache {
             })
         };
         let mut groups: Vec<Group> = Vec::new();
-        let mut caches = Vec::new();
+        let mut caches: Vec<LayerCache> = Vec::new();
         for layer in layers {
             let (n_pages, max_pages) = group_pages(layer.window, &config);
             let known = groups.iter().position(|group| group.window == layer.window);
@@ -265,12 +339,35 @@ impl KvCache {
                 });
                 groups.len() - 1
             };
-            let [k, v] = Self::tensors(layer, &config);
-            caches.push(LayerCache {
-                group,
-                k: alloc(k, "key cache")?,
-                v: alloc(v, "value cache")?,
-            });
+            let mut descs = Self::tensors(layer, &config).into_iter();
+            let mut next = |label: &str| descs.next().map(|desc| alloc(desc, label)).transpose();
+            let (k, v) = (next("key cache")?, next("value cache")?);
+            let (raw, pooled) = (next("index key cache")?, next("pooled key cache")?);
+            let index = match (layer.index, raw) {
+                (Some(index), Some(raw)) => {
+                    // A step has no more rows than the next power of two, padding included.
+                    let rows = config.n_ubatch.next_power_of_two();
+                    let desc = TensorDesc::i32([rows, 1, index.n_selected()]);
+                    let known = caches
+                        .iter()
+                        .filter_map(|cache| cache.index.as_ref())
+                        .find(|known| known.selection.desc == desc)
+                        .map(|known| known.selection.clone());
+                    Some(IndexCache {
+                        layer: index,
+                        raw,
+                        pooled,
+                        selection: match known {
+                            Some(selection) => selection,
+                            None => alloc(desc, "selection")?,
+                        },
+                    })
+                }
+                _ => None,
+            };
+            if let (Some(k), Some(v)) = (k, v) {
+                caches.push(LayerCache { group, k, v, index });
+            }
         }
         Ok(Self {
             config,
@@ -532,11 +629,10 @@ impl KvCache {
         Ok(pages.iter().map(|page| page.unwrap_or_default()).collect())
     }
 
-    /// Keys and values of every layer, with its group.
+    /// Keys and values of every layer, and the keys of its indexer, with its group.
     pub fn tensors_by_group(&self) -> impl Iterator<Item = (usize, &Tensor)> {
-        self.layers
-            .iter()
-            .flat_map(|layer| [(layer.group, &layer.k), (layer.group, &layer.v)])
+        let layers = self.layers.iter();
+        layers.flat_map(|layer| layer.tensors().map(|tensor| (layer.group, tensor)))
     }
 
     /// Copies the keys and values of a sequence to the host.
@@ -579,7 +675,8 @@ impl KvCache {
             .flat_map(|(group, held)| {
                 let pages = held.iter().filter(|&&held| held).count();
                 layers_of(group)
-                    .map(move |layer| pages * (page_bytes(&layer.k) + page_bytes(&layer.v)))
+                    .flat_map(LayerCache::tensors)
+                    .map(move |tensor| pages * page_bytes(tensor))
             })
             .sum();
         if !same_groups || needed_bytes != saved.bytes.len() || saved.len > self.config.n_ctx {
@@ -630,7 +727,7 @@ impl KvCache {
     ) -> impl Iterator<Item = (u32, &'a Tensor)> + 'a {
         self.layers.iter().flat_map(move |layer| {
             let pages = sequence.pages[layer.group].iter().flatten();
-            pages.flat_map(move |&page| [(page, &layer.k), (page, &layer.v)])
+            pages.flat_map(move |&page| layer.tensors().map(move |tensor| (page, tensor)))
         })
     }
 
@@ -651,6 +748,7 @@ mod tests {
             k_dim: 32,
             v_dim: 32,
             window,
+            index: None,
         };
         let config = CacheConfig {
             n_ctx,

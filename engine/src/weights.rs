@@ -754,7 +754,7 @@ fn upload_tiles(
 }
 
 /// The tensors of a model in device memory.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Weights {
     tensors: Vec<Tensor>,
 }

@@ -190,6 +190,7 @@ impl Model for Gemma3 {
                 k_dim: self.params.k_dim,
                 v_dim: self.params.v_dim,
                 window: layer.window,
+                index: None,
             })
             .collect()
     }

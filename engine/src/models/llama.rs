@@ -260,6 +260,7 @@ impl Model for Decoder {
             k_dim: self.params.k_dim,
             v_dim: self.params.v_dim,
             window: 0,
+            index: None,
         };
         vec![layer; self.layers.len()]
     }

@@ -527,6 +527,7 @@ impl Model for Hybrid {
             k_dim: self.params.k_dim,
             v_dim: self.params.v_dim,
             window: 0,
+            index: None,
         };
         let attention = |mixer: &&Mixer| matches!(mixer, Mixer::Attention(..));
         vec![layer; self.layers().filter(attention).count()]
