@@ -400,7 +400,7 @@ mod tests {
         metadata
     }
 
-    const EIGHT: [&str; 2] = ["a.expert_count=u32:8", "a.expert_used_count=u32:2"];
+    const EIGHT: [&str; 2] = ["a.expert_count=int:8", "a.expert_used_count=int:2"];
 
     fn read(specs: &[&str]) -> Result<Option<MoeParams>, ModelError> {
         let specs = [&EIGHT[..], specs].concat();
@@ -423,7 +423,7 @@ mod tests {
         let params = read(&[]).unwrap().unwrap();
         assert_eq!((params.n_experts, params.route.k, params.d_ff), (8, 2, 48));
         assert_eq!(params.widest(64), 2 * 96, "gate and up of two experts");
-        let stated = read(&["a.expert_feed_forward_length=u32:32"]).unwrap();
+        let stated = read(&["a.expert_feed_forward_length=int:32"]).unwrap();
         assert_eq!(stated.unwrap().d_ff, 32, "the file's own");
         let dense = MoeParams::read(&metadata(&[]), "a", 3, |_, _| 1).unwrap();
         assert_eq!(dense, None, "no experts");
@@ -432,10 +432,10 @@ mod tests {
     #[test]
     fn numbers_that_cannot_be_are_refused_by_name() {
         for (spec, words) in [
-            ("a.expert_used_count=u32:9", "1..=8"),
-            ("a.expert_used_count=u32:0", "1..=8"),
-            ("a.expert_count=u32:4096", "at most 1024"),
-            ("a.expert_feed_forward_length=u32:0", "1..=1048576"),
+            ("a.expert_used_count=int:9", "1..=8"),
+            ("a.expert_used_count=int:0", "1..=8"),
+            ("a.expert_count=int:4096", "at most 1024"),
+            ("a.expert_feed_forward_length=int:0", "1..=1048576"),
         ] {
             let error = read(&[spec]).unwrap_err().to_string();
             let key = spec.split('=').next().unwrap();
@@ -446,11 +446,11 @@ mod tests {
     #[test]
     fn routing_follows_the_file() {
         let route = routed(&[
-            "a.expert_gating_func=u32:2",
-            "a.expert_group_count=u32:4",
-            "a.expert_group_used_count=u32:2",
+            "a.expert_gating_func=int:2",
+            "a.expert_group_count=int:4",
+            "a.expert_group_used_count=int:2",
             "a.expert_weights_norm=bool:true",
-            "a.expert_weights_scale=f32:2.5",
+            "a.expert_weights_scale=float:2.5",
         ])
         .unwrap();
         assert_eq!(
@@ -464,16 +464,16 @@ mod tests {
                 scale: 2.5,
             }
         );
-        let plain = routed(&["a.expert_weights_scale=f32:0"]).unwrap();
+        let plain = routed(&["a.expert_weights_scale=float:0"]).unwrap();
         assert_eq!((plain.gate, plain.groups), (Gate::Softmax, 1), "defaults");
         assert!(plain.scale.to_bits() == 1.0_f32.to_bits(), "0 is no factor");
         for (specs, words) in [
-            (&["a.expert_gating_func=u32:7"][..], "expert_gating_func"),
-            (&["a.expert_group_count=u32:3"], "divisor of the 8"),
+            (&["a.expert_gating_func=int:7"][..], "expert_gating_func"),
+            (&["a.expert_group_count=int:3"], "divisor of the 8"),
             (
                 &[
-                    "a.expert_group_count=u32:8",
-                    "a.expert_group_used_count=u32:1",
+                    "a.expert_group_count=int:8",
+                    "a.expert_group_used_count=int:1",
                 ],
                 "enough groups for 2",
             ),
