@@ -168,6 +168,8 @@ fn architectures() {
             "qwen35-r3-mtp",
             "qwen35-sec1111",
             "qwen35-bigheads",
+            "qwen35moe",
+            "qwen3next",
             "gemma3",
             "gemma3-scaled",
             "llama-moe",

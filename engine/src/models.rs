@@ -5,7 +5,9 @@ pub mod llama;
 pub mod qwen2;
 pub mod qwen3;
 pub mod qwen35;
+pub mod qwen35moe;
 pub mod qwen3moe;
+pub mod qwen3next;
 
 use std::fmt;
 
@@ -118,6 +120,8 @@ const ARCHITECTURES: &[(&str, Build)] = &[
     (qwen2::ARCH, qwen2::load),
     (qwen3::ARCH, qwen3::load),
     (qwen35::ARCH, qwen35::load),
+    (qwen35moe::ARCH, qwen35moe::load),
+    (qwen3next::ARCH, qwen3next::load),
     (qwen3moe::ARCH, qwen3moe::load),
 ];
 

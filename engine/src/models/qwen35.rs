@@ -11,10 +11,11 @@ use gemel_core::ops::rope::RopeMode;
 use super::llama::load_ffn;
 use super::{DenseParams, Ends, Model, ModelError, ModelInfo, Tables, refuse};
 use crate::blocks::{
-    AttentionShape, DeltaNet, GatedAttention, GatedFfn, GatedQkv, Gates, Qkvz, StepGraph,
+    AttentionShape, DeltaNet, GateUp, GatedAttention, GatedFfn, GatedQkv, Gates, Qkvz, StepGraph,
 };
 use crate::gguf::{Metadata, Value};
 use crate::kv_cache::KvLayer;
+use crate::moe::{Moe, MoeParams, SharedFfn};
 use crate::rope::RopeConfig;
 use crate::state::{DeltaSizes, StateLayer};
 use crate::weights::{Linear, Requests, WeightError, WeightId};
@@ -33,6 +34,7 @@ pub fn load(
     let kind = Kind {
         map: HeadMap::Tiled,
         sections: true,
+        experts: false,
     };
     Hybrid::load(metadata, requests, ARCH, kind).map(|model| -> Box<dyn Model> { Box::new(model) })
 }
@@ -44,6 +46,8 @@ pub(super) struct Kind {
     pub(super) map: HeadMap,
     /// Whether rope has sections.
     pub(super) sections: bool,
+    /// Whether the FFNs are experts, one of them shared by all tokens.
+    pub(super) experts: bool,
 }
 
 /// Most sizes of a delta net: far above any model, far below what overflows.
@@ -70,7 +74,82 @@ struct Layer {
     attn_norm: WeightId,
     mixer: Mixer,
     ffn_norm: WeightId,
-    ffn: GatedFfn,
+    ffn: Ffn,
+}
+
+#[derive(Debug)]
+enum Ffn {
+    Dense(GatedFfn),
+    Experts(Box<Moe>),
+}
+
+/// Experts of a model, and the width of the shared one.
+struct Experts {
+    moe: MoeParams,
+    d_shared: usize,
+}
+
+impl Experts {
+    /// Reads the experts that an architecture has, and refuses those that it has not.
+    fn read(
+        metadata: &Metadata,
+        p: &DenseParams,
+        wanted: bool,
+    ) -> Result<Option<Self>, ModelError> {
+        let arch = &p.info.arch;
+        let moe = MoeParams::read(metadata, arch, p.info.n_layers, |stated, k| {
+            stated.unwrap_or(p.d_ff / k)
+        })?;
+        let found = moe.as_ref().map_or(0, |moe| moe.n_experts);
+        if wanted != moe.is_some() {
+            let expected = if wanted {
+                "the number of experts, at least 1"
+            } else {
+                "0: this architecture has no experts"
+            };
+            return Err(refuse(format!("{arch}.expert_count"), found, expected));
+        }
+        let Some(moe) = moe else {
+            return Ok(None);
+        };
+        let key = format!("{arch}.expert_shared_feed_forward_length");
+        let d_shared = metadata.opt_u32(&key)?.map_or(p.d_ff, |n| n as usize);
+        if d_shared == 0 || d_shared > 1 << 20 {
+            return Err(refuse(key, d_shared, "in 1..=1048576"));
+        }
+        Ok(Some(Self { moe, d_shared }))
+    }
+}
+
+/// Requests the experts of a layer.
+fn load_experts(
+    requests: &mut Requests<'_>,
+    p: &DenseParams,
+    experts: &Experts,
+    layer: usize,
+) -> Result<Moe, WeightError> {
+    let (d, n) = (p.info.d_model, experts.d_shared);
+    let name = |what: &str| format!("blk.{layer}.{what}");
+    let mut moe = Moe::load(requests, &experts.moe, d, layer, GluKind::Swiglu)?;
+    let (gate, up) = (name("ffn_gate_shexp"), name("ffn_up_shexp"));
+    let parts = [(gate.as_str(), n), (up.as_str(), n)];
+    let gate_up = match requests.opt_stacked(&name("ffn_gate_up_shexp"), &parts, d)? {
+        Some(both) => GateUp::Stacked(both),
+        None => GateUp::Split {
+            gate: requests.linear(&gate, n, d)?,
+            up: requests.linear(&up, n, d)?,
+        },
+    };
+    moe.shared = Some(SharedFfn {
+        ffn: GatedFfn {
+            gate_up,
+            d_ff: n,
+            down: requests.linear(&name("ffn_down_shexp"), d, n)?,
+            kind: GluKind::Swiglu,
+        },
+        gate: Some(requests.row(&name("ffn_gate_inp_shexp"), d)?),
+    });
+    Ok(moe)
 }
 
 /// What mixes tokens in a layer, with its place among the layers of its kind.
@@ -239,6 +318,11 @@ impl Hybrid {
                 format!("the {} channels of a key", params.k_dim),
             ));
         }
+        let experts = Experts::read(&plain, &params, kind.experts)?;
+        if let Some(Experts { moe, d_shared }) = &experts {
+            params.info = params.info.with_experts(moe);
+            params.info.widest = params.info.widest.max(2 * d_shared);
+        }
         let (sizes, n_taps) = delta_sizes(metadata, arch)?;
         let recurrent = recurrent_layers(metadata, arch, n_layers, n_layers + n_mtp)?;
         let mode = if kind.sections {
@@ -268,6 +352,7 @@ impl Hybrid {
                 Layer::load(
                     requests,
                     &params,
+                    experts.as_ref(),
                     layer,
                     recurrent[layer].then_some(&net),
                     index,
@@ -275,7 +360,7 @@ impl Hybrid {
             })
             .collect::<Result<_, _>>()?;
         let mtp = (n_mtp > 0)
-            .then(|| MtpBlock::load(requests, &params, &ends, n_layers))
+            .then(|| MtpBlock::load(requests, &params, experts.as_ref(), &ends, n_layers))
             .transpose()?;
         let mut found = Vec::new();
         if mtp.is_some() {
@@ -328,6 +413,7 @@ impl Layer {
     fn load(
         requests: &mut Requests<'_>,
         p: &DenseParams,
+        experts: Option<&Experts>,
         layer: usize,
         net: Option<&Net>,
         index: usize,
@@ -341,7 +427,10 @@ impl Layer {
                 None => Mixer::Attention(index, Box::new(load_attention(requests, p, layer)?)),
             },
             ffn_norm: requests.vector(&name("post_attention_norm"), d)?,
-            ffn: load_ffn(requests, p, layer, GluKind::Swiglu)?,
+            ffn: match experts {
+                None => Ffn::Dense(load_ffn(requests, p, layer, GluKind::Swiglu)?),
+                Some(experts) => Ffn::Experts(Box::new(load_experts(requests, p, experts, layer)?)),
+            },
         })
     }
 }
@@ -487,13 +576,14 @@ impl MtpBlock {
     fn load(
         requests: &mut Requests<'_>,
         p: &DenseParams,
+        experts: Option<&Experts>,
         ends: &Ends,
         layer: usize,
     ) -> Result<Self, ModelError> {
         let (d, n_vocab) = (p.info.d_model, p.info.n_vocab);
         let name = |what: &str| format!("blk.{layer}.nextn.{what}");
         Ok(Self {
-            layer: Layer::load(requests, p, layer, None, 0)?,
+            layer: Layer::load(requests, p, experts, layer, None, 0)?,
             eh_proj: requests.linear(&name("eh_proj"), d, 2 * d)?,
             enorm: requests.vector(&name("enorm"), d)?,
             hnorm: requests.vector(&name("hnorm"), d)?,
@@ -566,8 +656,13 @@ impl Model for Hybrid {
             };
             x = g.add(&name("attn_residual"), x, m)?;
             let h = g.rms_norm(&name("ffn_norm"), x, weights.ffn_norm, eps)?;
-            let f = g.gated_ffn(&name("ffn"), &weights.ffn, h)?;
-            x = g.add(&name("ffn_residual"), x, f)?;
+            x = match &weights.ffn {
+                Ffn::Dense(ffn) => {
+                    let f = g.gated_ffn(&name("ffn"), ffn, h)?;
+                    g.add(&name("ffn_residual"), x, f)?
+                }
+                Ffn::Experts(moe) => moe.build(g, &name("ffn"), h, Some(x))?,
+            };
         }
         let Some(x) = g.output_rows(x)? else {
             return Ok(None);
