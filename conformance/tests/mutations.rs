@@ -237,7 +237,7 @@ const FAULTS: &[Fault] = &[
     Fault {
         op: "glu",
         ids: "kind=geglu,",
-        file: "glu",
+        file: "lib/activation",
         from: "0.044715",
         to: "0.044615",
     },
@@ -408,7 +408,7 @@ const CUDA_FAULTS: &[Fault] = &[
     Fault {
         op: "glu",
         ids: "kind=geglu,",
-        file: "glu.cu",
+        file: "lib/activation.cuh",
         from: "0.044715f",
         to: "0.044615f",
     },
