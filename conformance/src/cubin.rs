@@ -24,6 +24,9 @@ const SIZED: u8 = 4;
 const REGISTER_COUNT: u8 = 0x2f;
 const FRAME_SIZE: u8 = 0x11;
 
+/// Bytes of a section's header.
+const SECTION_HEADER: usize = 64;
+
 /// From this major number on, the section of shared memory begins with what the system keeps.
 const COUNTS_RESERVED: u32 = 9;
 const RESERVED: u32 = 1 << 10;
@@ -96,6 +99,8 @@ fn sections(file: Bytes<'_>) -> Option<Vec<Section<'_>>> {
     (0..n)
         .map(|index| {
             let at = header(index)?;
+            // All of it, although not every field is read.
+            file.at(at, SECTION_HEADER)?;
             Some(Section {
                 name: strings.text(file.u32(at)? as usize)?,
                 offset: file.size(at.checked_add(24)?)?,
