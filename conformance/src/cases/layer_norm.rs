@@ -44,6 +44,8 @@ pub(super) fn cases() -> Vec<Case> {
             );
         }
     }
+    let mut cases = thin(cases, 4, 30);
+    // The quick set also runs with a grid that is too small for so many rows.
     for (n_tokens, n) in [(70_000, 3), (2, 65_537)] {
         cases.push(
             Builder::new(LayerNorm::NAME)
@@ -53,8 +55,9 @@ pub(super) fn cases() -> Vec<Case> {
                 .input("x", TensorDesc::f32([n_tokens, n]), Fill::Floats(Class::U))
                 .input("w", TensorDesc::f32([n]), Fill::Floats(Class::U))
                 .input("b", TensorDesc::f32([n]), Fill::Floats(Class::U))
+                .tag(Tag::Reduced)
                 .build(LayerNorm { eps: 1e-6 }),
         );
     }
-    thin(cases, 4, 30)
+    cases
 }
