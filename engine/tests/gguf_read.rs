@@ -113,16 +113,23 @@ fn golden_files_agree_with_their_descriptions() {
             .unwrap();
         assert_eq!(heads.len(), n_layers, "{name}");
         let d_model = m.u32(&format!("{arch}.embedding_length")).unwrap() as usize;
-        let d_ff = m.u32(&format!("{arch}.feed_forward_length")).unwrap() as usize;
         let embd = file.gguf().tensor("token_embd.weight").unwrap();
         assert_eq!(embd.shape, [n_vocab, d_model], "{name}");
-        let down = file.gguf().tensor("blk.0.ffn_down.weight").unwrap();
-        assert_eq!(down.shape, [d_model, d_ff], "{name}");
-        let gate = file.gguf().tensor("blk.0.ffn_gate.weight").unwrap();
-        assert_eq!(gate.shape, [d_ff, d_model], "{name}");
+        let tensor = |name: &str| file.gguf().tensor(name);
+        if let Some(down) = tensor("blk.0.ffn_down_exps.weight") {
+            let n_experts = m.u32(&format!("{arch}.expert_count")).unwrap() as usize;
+            assert_eq!(down.shape[..2], [n_experts, d_model], "{name}");
+        } else {
+            let d_ff = m.u32(&format!("{arch}.feed_forward_length")).unwrap() as usize;
+            let down = tensor("blk.0.ffn_down.weight").unwrap();
+            assert_eq!(down.shape, [d_model, d_ff], "{name}");
+            let gate = tensor("blk.0.ffn_gate.weight").unwrap();
+            assert_eq!(gate.shape, [d_ff, d_model], "{name}");
+        }
 
         // llama-TYPE and llama-NVFP4-scaled name the type of their matrices.
-        if let Some(kind) = name.strip_prefix("llama-") {
+        let kind = name.strip_prefix("llama-").filter(|&kind| kind != "moe");
+        if let Some(kind) = kind {
             let dtype = DType::from_name(kind.trim_end_matches("-scaled")).unwrap();
             assert_eq!(embd.dtype, dtype, "{name}");
             assert_eq!(
