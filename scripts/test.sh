@@ -103,16 +103,16 @@ on() {
     step 40 "$name" env "${environment[@]}" "$suite" test "$@"
 }
 
-on lavapipe ''
-on lavapipe -limits --reduced --limits
+on lavapipe '' --reduced
+on lavapipe -limits --tag quick --limits
 on swiftshader '' --reduced
-on gl '' --reduced
+on gl '' --tag quick
 
 # --- CUDA kernels without a GPU: compiled for the host and run on a pretend driver ------------------------------------
 
 if [ -z "$skip_cuda" ]; then
     step 10 kernels "$root/kernels/host/check.sh" "$cache/emulation-check"
-    step 40 conformance-cuda-emulated "$suite" test --device cuda-emulated --reduced
+    step 40 conformance-cuda-emulated "$suite" test --device cuda-emulated --tag quick
 else
     skip kernels "$skip_cuda"
     skip conformance-cuda-emulated "$skip_cuda"

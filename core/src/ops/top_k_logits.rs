@@ -89,7 +89,11 @@ impl Op for TopKLogits {
         let n_groups = n.div_ceil(group);
         let n_candidates = self.k.min(n_groups) * group;
         let (group_threads, row_threads) = match caps.class {
-            DeviceClass::Software | DeviceClass::Reference => (32, 8),
+            // The last step takes k * k / threads turns, and Mesa's software drivers before 23 end a thread's loops
+            // after 65,535 turns in all.
+            DeviceClass::Software | DeviceClass::Reference => {
+                (32, if self.k > 256 { 32 } else { 8 })
+            }
             DeviceClass::Integrated | DeviceClass::Discrete => {
                 (64, 256.min(caps.max_threads_per_block))
             }
