@@ -21,7 +21,7 @@ pub(super) const SHAPES: [[usize; 3]; 14] = [
     [1, 4, 2560],
     [7, 4, 2560],
     [2, 7, 1031],
-    [3000, 3, 30],
+    [1100, 3, 30],
 ];
 
 /// The residual as an operand: contiguous, repeated over the streams, or some channels of wider streams.
