@@ -9,7 +9,7 @@
 //! Per block of 32 columns and weight scale `a` and minimum `b`: `d * (a * sum (code * q)) + b * (d * sum q)`, the
 //! sums of integers exact, the rest in f32. The minimum meets the sum of the *quantised* activations, so the two parts
 //! cancel as they do in exact arithmetic; the magnitude counts them apart. The bits of a row do not depend on the
-//! other rows, up to [`FEW_TOKENS`](super::matmul::FEW_TOKENS) rows a step.
+//! other rows, up to `FEW_TOKENS` rows a step.
 //! # Source
 //! The integer products of GGUF engines.
 

@@ -15,7 +15,7 @@ const FLOOR: f64 = 1.0 / (1_u64 << 39) as f64;
 /// The tolerance's factor covers the roundings that depend on shapes. What depends on the data is part of the
 /// magnitude: with `delta = max_j (sqrt(dk) + 4) 2u |scale| sum |q k_j|`, the error of a score, each `p_j` is off by a
 /// factor of at most `1 + 2 delta`, and by `4u |s_j - max|` more where `exp` is as exact as WGSL asks (3 + 2|x| ulp).
-/// The magnitude is `sum_j p_j |v_j| (1 + error of p_j / tau)`. [`FLOOR`] is what queries and weights may lose by
+/// The magnitude is `sum_j p_j |v_j| (1 + error of p_j / tau)`. `FLOOR` is what queries and weights may lose by
 /// themselves, as a share of the largest.
 pub fn attention(op: &Attention, args: &mut RefArgs<'_>) {
     let [q, k, v] = [args.inputs[0], args.inputs[1], args.inputs[2]];

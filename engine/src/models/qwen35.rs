@@ -1,6 +1,6 @@
 //! `qwen35`: three gated delta nets to one layer of attention with an output gate, SwiGLU after each.
 //!
-//! [`Hybrid`] is also what the architectures with experts are made of.
+//! `Hybrid` is also what the architectures with experts are made of.
 
 use gemel_core::error::GraphError;
 use gemel_core::graph::ValueId;
