@@ -84,7 +84,7 @@ pub fn table() -> String {
         "# Ops\n\n\
          Generated from the case tables by `gemel-conformance support -o docs/ops.md`; do not edit.\n\n\
          A cell of `wgpu` is the number of cases that its shaders accept within WebGPU's least limits, whatever the kind of device; software drivers run them in CI.\n\
-         A cell of `cuda` is the number of cases that its kernels accept from compute capability 7.5 on. No CI has such a GPU: the backend's own code runs them on an emulated device (`gemel-conformance test --device cuda-emulated`), NVRTC compiles them (`docs/kernels.md`), and `scripts/gpu-check.sh` runs them where there is one.\n\
+         A cell of `cuda` is the number of cases that its kernels accept from compute capability 7.5 on. No CI has such a GPU: the backend's own code runs them on an emulated device (`gemel-conformance test --device cuda-emulated`), NVRTC compiles them (`gemel-conformance compile`), and `scripts/gpu-check.sh` runs them where there is one.\n\
          All of them must pass: `|z - y| <= tau * m + alpha` for each element, where `m` is the magnitude of its terms, and the squared error of each row of 32 or more elements over its squared reference at most `nmse`.\n\
          `tau` is given in units of f32 roundoff, 2^-24; the widest of the row's cases counts.\n",
     );
