@@ -103,17 +103,10 @@ fn cell_row(seq: u32, kv_head: u32, j: u32) -> u32 {
     return (u32(page) * p.n_kv_heads + kv_head) * PAGE + j % PAGE;
 }
 
-// exp_neg of four values.
-fn exp4(x: vec4<f32>) -> vec4<f32> {
-    let least = vec4<f32>(-87.0);
-    return select(exp(max(x, least)), vec4<f32>(0.0), x < least);
-}
-
 fn logits(products: vec4<f32>) -> vec4<f32> {
     let s = products * p.scale;
     if (p.softcap > 0.0) {
-        let t = s / p.softcap;
-        return p.softcap * vec4<f32>(tanh_safe(t.x), tanh_safe(t.y), tanh_safe(t.z), tanh_safe(t.w));
+        return softcap4(s, p.softcap);
     }
     return s;
 }
@@ -244,9 +237,9 @@ fn attention(
 
             // Softmax, relative to the highest score so far. The barriers of block_max4 also end the turn before.
             let new_top = max(top, block_max4(max(score_a, score_b), thread));
-            let fade = select(exp4(top - new_top), vec4<f32>(1.0), top == new_top);
-            let weight_a = select(vec4<f32>(0.0), exp4(score_a - new_top), sees_a);
-            let weight_b = select(vec4<f32>(0.0), exp4(score_b - new_top), sees_b);
+            let fade = select(exp_neg4(top - new_top), vec4<f32>(1.0), top == new_top);
+            let weight_a = select(vec4<f32>(0.0), exp_neg4(score_a - new_top), sees_a);
+            let weight_b = select(vec4<f32>(0.0), exp_neg4(score_b - new_top), sees_b);
             top = new_top;
             if (thread < PAIRS) {
                 weights[2u * thread] = weight_a;

@@ -52,25 +52,15 @@ fn SELF_keep(x: SELF_Rows, kept: bool, v: f32) -> SELF_Rows {
     return SELF_Rows(select(vec4<f32>(v), x.a, kept));
 }
 
-fn SELF_exp4(x: vec4<f32>) -> vec4<f32> {
-    let least = vec4<f32>(-87.0);
-    return select(exp(max(x, least)), vec4<f32>(0.0), x < least);
-}
-
 // exp_neg(x - top)
 fn SELF_exp(x: SELF_Rows, top: SELF_Rows) -> SELF_Rows {
-    return SELF_Rows(SELF_exp4(x.a - top.a));
-}
-
-fn SELF_cap4(x: vec4<f32>, cap: f32) -> vec4<f32> {
-    let t = x / cap;
-    return cap * vec4<f32>(tanh_safe(t.x), tanh_safe(t.y), tanh_safe(t.z), tanh_safe(t.w));
+    return SELF_Rows(exp_neg4(x.a - top.a));
 }
 
 // cap * tanh(scale * x / cap), without a cap of 0.
 fn SELF_logits(x: SELF_Rows, scale: f32, cap: f32) -> SELF_Rows {
     if (cap > 0.0) {
-        return SELF_Rows(SELF_cap4(scale * x.a, cap));
+        return SELF_Rows(softcap4(scale * x.a, cap));
     }
     return SELF_Rows(scale * x.a);
 }

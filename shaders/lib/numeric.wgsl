@@ -8,6 +8,12 @@ fn exp_neg(x: f32) -> f32 {
     return select(exp(max(x, -87.0)), 0.0, x < -87.0);
 }
 
+// exp_neg of four values.
+fn exp_neg4(x: vec4<f32>) -> vec4<f32> {
+    let least = vec4<f32>(-87.0);
+    return select(exp(max(x, least)), vec4<f32>(0.0), x < least);
+}
+
 fn sigmoid(x: f32) -> f32 {
     let e = exp_neg(-abs(x));
     return select(1.0, e, x < 0.0) / (1.0 + e);
@@ -28,6 +34,12 @@ fn tanh_safe(x: f32) -> f32 {
     q = q * s - 0.3333328283;
     q = q * s + 0.9999999975;
     return select(1.0, -1.0, x < 0.0) * select(far, a * q, a < 0.6);
+}
+
+// cap * tanh(x / cap) of four values.
+fn softcap4(x: vec4<f32>, cap: f32) -> vec4<f32> {
+    let t = x / cap;
+    return cap * vec4<f32>(tanh_safe(t.x), tanh_safe(t.y), tanh_safe(t.z), tanh_safe(t.w));
 }
 
 // (1 + erf(z)) / 2, the share of the normal distribution below z * sqrt(2), without cancellation for z < 0.
