@@ -4,6 +4,7 @@ use std::io::Write as _;
 
 use anyhow::{Result, bail};
 use clap::Args;
+use gemel_cuda::{Link, Route};
 use gemel_wgpu::{WgpuOptions, enumerate};
 use serde_json::json;
 
@@ -13,6 +14,26 @@ pub(crate) struct DevicesArgs {
     /// Print JSON
     #[arg(long)]
     json: bool,
+}
+
+/// How copies from a device to each other go.
+fn copies(links: &[Link], from: &str) -> Vec<serde_json::Value> {
+    let routes = links.iter().flat_map(|link| {
+        let [a, b] = &link.devices;
+        let [there, back] = &link.routes;
+        [(a, b, there), (b, a, back)]
+    });
+    routes
+        .filter(|(source, _, _)| *source == from)
+        .map(|(_, target, route)| {
+            let (kind, why) = match route {
+                Route::Same => ("same", None),
+                Route::Peer => ("peer", None),
+                Route::Staged(why) => ("staged", Some(why)),
+            };
+            json!({ "to": target, "route": kind, "why": why })
+        })
+        .collect()
 }
 
 /// Runs the command.
@@ -37,8 +58,10 @@ pub(crate) fn devices(args: &DevicesArgs) -> Result<()> {
                 })
             })
             .collect();
+        let links = gemel_cuda::links(cuda.as_deref().unwrap_or_default());
         list.extend(cuda.iter().flatten().map(|device| {
             json!({
+                "copies": copies(&links, &device.name),
                 "name": device.name,
                 "adapter": device.device,
                 "backend": "cuda",

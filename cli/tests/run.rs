@@ -233,6 +233,36 @@ fn devices_as_text_and_json() {
     assert!(text.text().contains("cuda:"), "{text:?}");
 }
 
+/// Two emulated GPUs, which the program takes for real ones.
+#[test]
+fn devices_tell_how_copies_go() {
+    let (Ok(driver), Ok(_)) = (gemel_cuda::emulated::build_driver(), gemel_cuda::compiler()) else {
+        println!("left out: there is no g++ to build the emulation of CUDA, or no NVRTC");
+        return;
+    };
+    let folder = driver.parent().expect("a folder");
+    for (peer, route) in [("yes", "peer"), ("no", "staged"), ("garbage", "staged")] {
+        let mut command = gemel(["devices", "--json"]);
+        command
+            .env("LD_LIBRARY_PATH", folder)
+            .env("GEMEL_EMULATION_DEVICES", "2")
+            .env("GEMEL_EMULATION_PEER", peer);
+        let outcome = finish(&mut command, "");
+        let list = outcome.json();
+        let copies = |name: &str| {
+            let device = list.as_array().into_iter().flatten();
+            let mut device = device.filter(|device| device["name"] == name);
+            device.next().map(|device| device["copies"].clone())
+        };
+        for (from, to) in [("cuda:0", "cuda:1"), ("cuda:1", "cuda:0")] {
+            let copies = copies(from).unwrap_or_else(|| panic!("{from}: {outcome:?}"));
+            assert_eq!(copies[0]["to"], to, "{peer}: {copies}");
+            assert_eq!(copies[0]["route"], route, "{peer}: {copies}");
+            assert_eq!(copies[0]["why"].is_string(), route == "staged", "{copies}");
+        }
+    }
+}
+
 #[test]
 fn bench_in_every_format() {
     let model = tiny("llama");

@@ -1,8 +1,8 @@
-//! Criterion over the cases tagged `bench`: from submission to finish.
+//! Criterion over the cases tagged `bench`: from submission to finish by the host's clock, on every device.
 //!
 //! Under each case stand GB/s and GFLOP/s of the op's cost in the fastest sample, and their share of what the device
-//! was measured to reach. `GEMEL_DEVICE` selects the device (default `wgpu`); on `cuda` times are those of its events. `gemel-conformance bench` prints the
-//! device's own timestamps for the same cases.
+//! was measured to reach. `GEMEL_DEVICE` selects the device (default `wgpu`). For a launch of microseconds that time is
+//! mostly the submission's; `gemel-conformance bench` prints what the device's own clock says of the same cases.
 #![allow(clippy::print_stdout, reason = "a benchmark prints its figures")]
 
 use std::cell::Cell;
