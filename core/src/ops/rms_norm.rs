@@ -112,8 +112,11 @@ pub(crate) fn row_geometry(
         // Eight threads are one SIMD thread of a software driver: barriers among them are cheap.
         DeviceClass::Software | DeviceClass::Reference => (8, 8),
         DeviceClass::Integrated | DeviceClass::Discrete => {
-            let threads = 256.min(caps.max_threads_per_block);
-            // Head-sized rows come in large numbers: a warp each. Long rows are few: a block each.
+            // Head-sized rows come in large numbers: a warp each. Long rows are few, in decode one alone, and wait for
+            // memory: a block each, with a load of four elements a thread under way. The number of rows must not count,
+            // or the rows of a batch would be summed in another order than each by itself.
+            let wanted = (n / 4).clamp(256, 1024) as u32;
+            let threads = 1 << wanted.min(caps.max_threads_per_block).max(1).ilog2();
             (threads, if n <= 512 { 32 } else { threads })
         }
     };
