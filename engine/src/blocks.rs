@@ -1,5 +1,6 @@
 //! The graph of a step under construction, and the pieces that architectures share.
 
+mod fill;
 mod recurrent;
 pub mod sparse;
 

@@ -113,6 +113,8 @@ pub struct Context {
     plans: BTreeMap<StepShape, Recording>,
     /// The plan of [`Context::fork`], made at first use.
     fork: Option<Recording>,
+    /// What [`Context::assume`] fills with, made at first use.
+    filling: Option<depth::Filling>,
     step_words: Vec<i32>,
 }
 
@@ -150,6 +152,7 @@ impl Context {
             arena: Arena::default(),
             plans: BTreeMap::new(),
             fork: None,
+            filling: None,
             step_words: Vec::new(),
         })
     }

@@ -26,6 +26,32 @@ pub struct StateLayer {
     pub delta: Option<DeltaSizes>,
 }
 
+impl StateLayer {
+    /// A slot in the middle of a text, without the text: a row for each of its tensors, in the order of
+    /// [`LayerState::tensors`]. `rows` makes so many numbers of a seed with mean 0 and standard deviation 1.
+    ///
+    /// Inputs of the convolution and updates are of size 1, keys of length 1, decays between one that forgets little and
+    /// one that halves within a few tokens.
+    pub(crate) fn sample(&self, rows: &dyn Fn(u64, usize) -> Vec<f32>) -> Vec<Vec<f32>> {
+        let mut sample = vec![rows(4, (self.history + N_RECORDED) * self.n_channels)];
+        if let Some(d) = self.delta {
+            let scale = 1.0 / (d.k_dim as f32).sqrt();
+            let state = rows(5, d.n_v_heads * d.v_dim * d.k_dim);
+            sample.push(state.into_iter().map(|x| x * scale).collect());
+            let (keys, updates) = (d.n_k_heads * d.k_dim, d.n_v_heads * d.v_dim);
+            let width = keys + updates + d.n_v_heads;
+            let record = rows(6, 2 * N_RECORDED * width).into_iter().enumerate();
+            let record = record.map(|(i, x)| match i % width {
+                i if i < keys => x * scale,
+                i if i < keys + updates => x,
+                _ => -0.1 * x.abs(),
+            });
+            sample.push(record.collect());
+        }
+        sample
+    }
+}
+
 /// Sizes of a delta net.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DeltaSizes {
@@ -56,7 +82,8 @@ pub struct LayerState {
 }
 
 impl LayerState {
-    fn tensors(&self) -> impl Iterator<Item = &Tensor> {
+    /// The ring, then what the delta net has: the first axis are the slots.
+    pub(crate) fn tensors(&self) -> impl Iterator<Item = &Tensor> {
         std::iter::once(&self.ring).chain(self.delta.iter().flatten())
     }
 }

@@ -14,10 +14,12 @@ use gemel_core::format;
 use gemel_core::format::cache_row::CacheRow;
 use gemel_core::format::nvfp4;
 use gemel_core::format::scales::{ScaleField, scale_fields};
+use gemel_core::graph::Tensor;
 use gemel_core::reference::ReferenceDevice;
 use gemel_engine::blocks::Head;
 use gemel_engine::forward::{Context, StepOutput, StepToken};
 use gemel_engine::gguf::{Gguf, GgufFile, TensorInfo, write};
+use gemel_engine::kv_cache::SeqId;
 use gemel_engine::load::{LoadOptions, load};
 use gemel_engine::models;
 use gemel_engine::synthetic::{self, Spec, SpecError};
@@ -453,6 +455,78 @@ fn assumed_tokens_are_cached_in_every_type_and_window() {
     assert!(error.contains("1025") && error.contains("1024"), "{error}");
     assert_eq!(full.cache().len(seq).unwrap(), 1000, "nothing changed");
     full.assume(seq, 24).unwrap();
+}
+
+/// Logits after each of these tokens, given in one step.
+fn logits_of(context: &mut Context, seq: SeqId, ids: &[u32]) -> Vec<Vec<f32>> {
+    let tokens: Vec<_> = ids
+        .iter()
+        .map(|&id| StepToken {
+            seq,
+            id,
+            output: true,
+        })
+        .collect();
+    let outputs = context.step(&tokens, Head::Logits).unwrap();
+    let logits = outputs.into_iter().map(|output| match output {
+        StepOutput::Logits(logits) => logits,
+        other => panic!("logits were asked for: {other:?}"),
+    });
+    logits.collect()
+}
+
+/// What the recurrent layers keep of a sequence.
+fn states(context: &Context, seq: SeqId) -> Vec<Vec<f32>> {
+    let tensors = context.cache().states().tensors();
+    let read = |tensor: &Tensor| {
+        let n_bytes = tensor.desc.strides[0] * 4;
+        let mut bytes = vec![0; n_bytes];
+        context
+            .device()
+            .read(&tensor.buffers[0], (seq.0 * n_bytes) as u64, &mut bytes)
+            .unwrap();
+        bytemuck::pod_collect_to_vec(&bytes)
+    };
+    tensors.map(read).collect()
+}
+
+#[test]
+fn assumed_tokens_leave_a_recurrent_state() {
+    for spec in ["qwen35:tiny:q8_0"] {
+        let mut context = context(spec, DType::F16, 100);
+        // What another sequence leaves in the slot shows nowhere.
+        let seq = context.create().unwrap();
+        logits_of(&mut context, seq, &[5, 6, 7]);
+        context.remove(seq).unwrap();
+        let seq = context.create().unwrap();
+        context.assume(seq, 300).unwrap();
+        let shallow = states(&context, seq);
+        for (index, values) in shallow.iter().enumerate() {
+            let (_, deviation) = mean_and_deviation(values);
+            assert!(
+                (0.05..2.0).contains(&deviation) && values.iter().all(|x| x.is_finite()),
+                "{spec} tensor {index}: {deviation}"
+            );
+            assert!(values.iter().all(|&x| x != 0.0), "{spec} tensor {index}");
+        }
+        let checkpoint = context.checkpoint(seq).unwrap();
+        let one = logits_of(&mut context, seq, &[7]);
+        let two = logits_of(&mut context, seq, &[9]);
+        context.restore(seq, &checkpoint).unwrap();
+        let both = logits_of(&mut context, seq, &[7, 9]);
+        // The reference rounds a state to f32 between steps and not within one.
+        let pairs = both.iter().flatten().zip(one.iter().chain(&two).flatten());
+        for (a, b) in pairs {
+            assert!((a - b).abs() < 1e-5, "{spec}: it goes on as any: {a} {b}");
+        }
+        let (_, deviation) = mean_and_deviation(&both[1]);
+        assert!((1.0..4.0).contains(&deviation), "{spec}: {deviation}");
+        context.remove(seq).unwrap();
+        assert_ne!(both[0], logits_at(&mut context, 0), "{spec}: it is read");
+        let seq = context.create().unwrap();
+        context.assume(seq, 700).unwrap();
+        assert_eq!(shallow, states(&context, seq), "{spec}: of any depth");
+    }
 }
 
 /// Standard deviation of what a cache type loses of numbers that are uniform with deviation 1.

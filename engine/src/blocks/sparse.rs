@@ -12,7 +12,8 @@ use gemel_core::ops::{
     sparse_attention::SparseAttention, topk_blocks::TopkBlocks,
 };
 
-use super::{AttentionShape, StepGraph};
+use super::{AttentionShape, GroupInputs, StepGraph};
+use crate::kv_cache::IndexCache;
 
 /// Most bytes of scores at a time: tokens of a prompt are scored in as many turns as that takes, so that the scores
 /// of a step do not grow with tokens times blocks.
@@ -67,6 +68,44 @@ impl StepGraph<'_> {
         self.attend_selected([cached, layer], at, qkv, indexer, SCORE_BYTES)
     }
 
+    /// Writes the keys of a step, `[n_tokens, 1, dim]`, to an indexer's cache, pools the blocks that they complete, and
+    /// returns what is scored.
+    pub(super) fn keep_index_keys(
+        &mut self,
+        layer: usize,
+        index: &IndexCache,
+        group: GroupInputs,
+        key: ValueId,
+        pool: Option<&Pool>,
+    ) -> Result<ValueId, GraphError> {
+        let label = |what: &str| format!("blk.{layer}.{what}");
+        let raw = self.graph.bind(label("index_raw"), &index.raw);
+        let key_write = label("index_key_write");
+        self.graph
+            .apply_multi(key_write, KvWrite, &[key, group.slots], &[raw])?;
+        let (Some(pool), Some(pooled)) = (pool, &index.pooled) else {
+            return Ok(raw);
+        };
+        let keys = self.graph.bind(label("index_pooled"), pooled);
+        let op = IndexPool {
+            ratio: index.layer.ratio,
+            eps: pool.eps,
+            mode: pool.mode,
+            n_rot: pool.n_rot,
+        };
+        let inputs = [
+            raw,
+            pool.norm,
+            pool.rope_table,
+            group.table,
+            self.seq_rows,
+            self.positions,
+        ];
+        self.graph
+            .apply_multi(label("index_pool"), op, &inputs, &[keys])?;
+        Ok(keys)
+    }
+
     fn attend_selected(
         &mut self,
         [cached, layer]: [usize; 2],
@@ -81,30 +120,7 @@ impl StepGraph<'_> {
         };
         let group = self.groups[cache.group];
         let label = |what: &str| format!("blk.{layer}.{what}");
-        let raw = self.graph.bind(label("index_raw"), &index.raw);
-        let key_write = label("index_key_write");
-        self.graph
-            .apply_multi(key_write, KvWrite, &[indexer.key, group.slots], &[raw])?;
-        let mut keys = raw;
-        if let (Some(pool), Some(pooled)) = (&indexer.pool, &index.pooled) {
-            keys = self.graph.bind(label("index_pooled"), pooled);
-            let op = IndexPool {
-                ratio: index.layer.ratio,
-                eps: pool.eps,
-                mode: pool.mode,
-                n_rot: pool.n_rot,
-            };
-            let inputs = [
-                raw,
-                pool.norm,
-                pool.rope_table,
-                group.table,
-                self.seq_rows,
-                self.positions,
-            ];
-            self.graph
-                .apply_multi(label("index_pool"), op, &inputs, &[keys])?;
-        }
+        let keys = self.keep_index_keys(layer, index, group, indexer.key, indexer.pool.as_ref())?;
         if self.shape.max_len <= index.layer.dense_len() {
             return self.attend_in(cached, layer, at, [q, k, v]);
         }

@@ -5,37 +5,62 @@ use std::collections::btree_map::Entry;
 use std::sync::Arc;
 
 use gemel_core::TensorDesc;
-use gemel_core::device::Device;
+use gemel_core::device::{Device, Recording};
 use gemel_core::error::{DeviceError, GraphError};
 use gemel_core::graph::{Tensor, ValueId};
+use gemel_core::ops::rope::RopeMode;
 
 use super::{Context, Head, StepError, StepToken};
-use crate::blocks::StepGraph;
+use crate::blocks::{StepGraph, StepShape};
 use crate::kv_cache::{CacheError, KvLayer, SeqId};
 use crate::models::{Model, ModelInfo, Tables};
 use crate::rope::RopeConfig;
+use crate::state::StateLayer;
 use crate::synthetic;
 
 /// Most tokens of a step that fills: with more, the rows to write would be worth no plan.
 const MOST_ROWS: usize = 512;
 
-/// Seeds of keys and of values.
+/// Seeds of keys and of values, and of an indexer's keys.
 const SEEDS: [u64; 2] = [1, 2];
+const INDEX_SEED: u64 = 3;
+
+/// What is written to the cache of an indexer.
+#[derive(Debug)]
+struct IndexRows {
+    /// f32 `[n_rows, 1, dim]`.
+    keys: Tensor,
+    /// Of pooled keys, f32 `[dim]`.
+    norm: Tensor,
+    rope: RopeConfig,
+    table: Tensor,
+}
 
 /// Stands in for a model: its step writes rows that are there already instead of keys and values of tokens.
 #[derive(Debug)]
 struct Filler {
     info: ModelInfo,
     layers: Vec<KvLayer>,
+    states: Vec<StateLayer>,
     n_rows: usize,
     /// By heads and channels, the rows of keys and those of values: f32 `[n_rows, n_kv_heads, dim]`.
     rows: BTreeMap<(usize, usize), [Tensor; 2]>,
+    /// By channels of an indexer's key.
+    index_rows: BTreeMap<usize, IndexRows>,
+    /// Recurrent layers of the same sizes share what they are filled with.
+    state_rows: Vec<(StateLayer, Vec<Tensor>)>,
 }
 
 impl Filler {
-    fn new(model: &dyn Model, n_rows: usize, device: &dyn Device) -> Result<Self, DeviceError> {
+    fn new(
+        model: &dyn Model,
+        n_rows: usize,
+        n_ctx: usize,
+        device: &dyn Device,
+    ) -> Result<Self, DeviceError> {
         let layers = model.kv_layers();
         let mut rows = BTreeMap::new();
+        let mut index_rows = BTreeMap::new();
         for layer in &layers {
             for dim in [layer.k_dim, layer.v_dim] {
                 let key = (layer.n_kv_heads, dim);
@@ -46,12 +71,57 @@ impl Filler {
                     entry.insert([k?, v?]);
                 }
             }
+            if let Some(index) = layer.index
+                && let Entry::Vacant(entry) = index_rows.entry(index.dim)
+            {
+                entry.insert(IndexRows::new(index.dim, n_rows, n_ctx, device)?);
+            }
+        }
+        let mut state_rows: Vec<(StateLayer, Vec<Tensor>)> = Vec::new();
+        for layer in model.state_layers() {
+            if state_rows.iter().all(|(known, _)| *known != layer) {
+                let rows = layer.sample(&synthetic::rows).into_iter();
+                let rows = rows.map(|row| upload(&row, &TensorDesc::f32([1, row.len()]), device));
+                state_rows.push((layer, rows.collect::<Result<_, _>>()?));
+            }
         }
         Ok(Self {
             info: model.info().clone(),
             layers,
+            states: model.state_layers(),
             n_rows,
             rows,
+            index_rows,
+            state_rows,
+        })
+    }
+}
+
+impl IndexRows {
+    fn new(
+        dim: usize,
+        n_rows: usize,
+        n_ctx: usize,
+        device: &dyn Device,
+    ) -> Result<Self, DeviceError> {
+        let keys = TensorDesc::f32([n_rows, 1, dim]);
+        let rope = RopeConfig {
+            mode: RopeMode::Neox,
+            n_rot: dim / 2 * 2,
+            theta: 1e4,
+            freq_scale: 1.0,
+            ext_factor: 0.0,
+            attn_factor: 1.0,
+            beta_fast: 32.0,
+            beta_slow: 1.0,
+            n_ctx_orig: n_ctx,
+            factors: Vec::new(),
+        };
+        Ok(Self {
+            keys: upload(&synthetic::rows(INDEX_SEED, keys.n_elems()), &keys, device)?,
+            norm: upload(&vec![1.0; dim], &TensorDesc::f32([dim]), device)?,
+            table: rope.upload(n_ctx, device)?,
+            rope,
         })
     }
 }
@@ -74,6 +144,10 @@ impl Model for Filler {
         self.layers.clone()
     }
 
+    fn state_layers(&self) -> Vec<StateLayer> {
+        self.states.clone()
+    }
+
     fn ropes(&self) -> Vec<&RopeConfig> {
         Vec::new()
     }
@@ -88,17 +162,37 @@ impl Model for Filler {
             };
             let (k, v) = (take(layer.k_dim, 0)?, take(layer.v_dim, 1)?);
             g.write_cache(index, index, [k, v])?;
+            if let Some(layer) = layer.index {
+                let rows = &self.index_rows[&layer.dim];
+                let rope = (&rows.rope, &rows.table);
+                g.fill_index(index, &rows.keys, &rows.norm, rope)?;
+            }
+        }
+        for (index, layer) in self.states.iter().enumerate() {
+            let rows = self.state_rows.iter().find(|(known, _)| known == layer);
+            if let Some((_, rows)) = rows {
+                g.fill_state(index, rows)?;
+            }
         }
         Ok(None)
     }
+}
+
+/// What fills the memory of a model, with its plans.
+#[derive(Debug)]
+pub(super) struct Filling {
+    filler: Arc<dyn Model>,
+    plans: BTreeMap<StepShape, Recording>,
 }
 
 impl Context {
     /// Treats `n` more tokens of a sequence as cached without computing them: for measuring at depth.
     ///
     /// Keys and values are rows of a seed with mean 0 and standard deviation 1, as behind a norm, repeated every few
-    /// hundred tokens and the same in every layer. The device writes them as it writes those of a step, in whatever
-    /// type the caches have; the host sends them once and a few words a token.
+    /// hundred tokens and the same in every layer; so are the keys of an indexer before they are pooled and rotated,
+    /// which makes them different everywhere. A recurrent layer ends up with a state and a record of a seed, whatever
+    /// the depth. The device writes all of it as it writes that of a step, in whatever type the caches have; the host
+    /// sends the rows once and a few words a token.
     ///
     /// # Errors
     /// Context overflow, which changes nothing; device lost; out of memory.
@@ -112,23 +206,35 @@ impl Context {
             return Ok(());
         }
         let n_rows = self.memory.config().n_ubatch.min(MOST_ROWS);
-        let filler = Arc::new(Filler::new(&*self.model, n_rows, &*self.device)?);
-        let model = std::mem::replace(&mut self.model, filler);
-        let plans = std::mem::take(&mut self.plans);
+        let mut filling = match self.filling.take() {
+            Some(filling) => filling,
+            None => Filling {
+                filler: Arc::new(Filler::new(&*self.model, n_rows, n_ctx, &*self.device)?),
+                plans: BTreeMap::new(),
+            },
+        };
+        let model = std::mem::replace(&mut self.model, filling.filler.clone());
+        std::mem::swap(&mut self.plans, &mut filling.plans);
         let filled = self.fill(seq, n, n_rows);
-        (self.model, self.plans) = (model, plans);
+        self.model = model;
+        std::mem::swap(&mut self.plans, &mut filling.plans);
+        self.filling = Some(filling);
         filled
     }
 
     fn fill(&mut self, seq: SeqId, n: usize, n_rows: usize) -> Result<(), StepError> {
-        let token = StepToken {
-            seq,
-            id: 0,
-            output: false,
-        };
-        let tokens = vec![token; n_rows];
+        let first = self.memory.len(seq)?;
+        let n_vocab = self.model.info().n_vocab;
         for start in (0..n).step_by(n_rows) {
-            self.step(&tokens[..n_rows.min(n - start)], Head::Argmax)?;
+            let tokens: Vec<StepToken> = (start..n.min(start + n_rows))
+                .map(|i| StepToken {
+                    seq,
+                    // Spread, because what hashes its past tokens remembers them.
+                    id: ((first + i).wrapping_mul(2_654_435_761) % n_vocab.max(1)) as u32,
+                    output: false,
+                })
+                .collect();
+            self.step(&tokens, Head::Argmax)?;
         }
         Ok(())
     }
