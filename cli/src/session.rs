@@ -11,7 +11,7 @@ use gemel_core::op::DeviceClass;
 use gemel_engine::chat::{ChatTemplate, template_source};
 use gemel_engine::generate::{Generated, StopReason};
 use gemel_engine::gguf::{GgufFile, Metadata};
-use gemel_engine::load::{LoadError, Loaded, load};
+use gemel_engine::load::{LoadError, LoadOptions, Loaded, load};
 use gemel_engine::sampler::{DEFAULT_DRY_BREAKERS, DryBreakers, Sampler, SamplerParams};
 use indicatif::{MultiProgress, ProgressBar, ProgressFinish, ProgressStyle};
 
@@ -41,11 +41,15 @@ pub(crate) fn is_answering() -> bool {
 
 /// Opens the device and loads the model, with a progress bar.
 pub(crate) fn open(args: &ModelArgs, file: &GgufFile) -> Result<Loaded> {
+    open_as(args, file, &args.load_options())
+}
+
+/// [`open`] with other options than those of the flags.
+pub(crate) fn open_as(args: &ModelArgs, file: &GgufFile, options: &LoadOptions) -> Result<Loaded> {
     let device = device::open(args)?;
-    let options = args.load_options();
     let name = args.name();
     let bar = bytes_bar(&format!("loading {name}"));
-    let loaded = load(file, device, &options, &mut |done, total| {
+    let loaded = load(file, device, options, &mut |done, total| {
         bar.set_length(total);
         bar.set_position(done);
     })

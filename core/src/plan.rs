@@ -96,6 +96,11 @@ pub struct Arena {
 }
 
 impl Arena {
+    /// Bytes of all segments.
+    pub fn n_bytes(&self) -> u64 {
+        self.segments.iter().map(Buffer::n_bytes).sum()
+    }
+
     /// Buffers of at least these sizes.
     fn ensure(&mut self, device: &dyn Device, sizes: &[u64]) -> Result<Vec<Buffer>, DeviceError> {
         for (index, &size) in sizes.iter().enumerate() {

@@ -177,6 +177,11 @@ impl Context {
         &self.memory
     }
 
+    /// Bytes of device memory for activations and scratch, which all plans share.
+    pub fn scratch_bytes(&self) -> u64 {
+        self.arena.n_bytes()
+    }
+
     /// Starts an empty sequence.
     ///
     /// # Errors
@@ -290,10 +295,24 @@ impl Context {
             shape.n_outputs,
             shape.max_len
         );
+        let scratch = self.scratch_bytes();
         let plan = compile(&label, graph, &*self.device, &mut self.arena)?;
+        if self.scratch_bytes() > scratch {
+            self.drop_plans();
+        }
         let recording = self.device.record(&Arc::new(plan))?;
         self.plans.insert(shape, recording.clone());
         Ok(recording)
+    }
+
+    /// Drops plans, which are made again when they are needed: once the arena has grown, they would keep the memory that
+    /// it outgrew.
+    fn drop_plans(&mut self) {
+        self.plans.clear();
+        self.fork = None;
+        if let Some(filling) = &mut self.filling {
+            filling.drop_plans();
+        }
     }
 
     /// The bucket of a step.
@@ -541,25 +560,29 @@ pub struct OpTime {
 }
 
 impl Context {
-    /// The work of one decode step at this length, by the ops' own account, largest number of bytes first.
+    /// The work of a step of so many tokens, all with an output, of which the longest sequence has `len` at its end: by
+    /// the ops' own account, largest number of bytes first.
     ///
     /// # Errors
     /// See [`StepError`].
-    pub fn decode_work(&mut self, len: usize) -> Result<Vec<OpWork>, StepError> {
-        let recording = self.plan(self.shape_of(1, 1, len, Head::Argmax))?;
+    pub fn step_work(&mut self, n_tokens: usize, len: usize) -> Result<Vec<OpWork>, StepError> {
+        let recording = self.plan(self.shape_of(n_tokens, n_tokens, len, Head::Argmax))?;
         let times = by_node(&recording.plan, std::iter::repeat(0));
         let mut list: Vec<OpWork> = times.into_iter().map(|entry| entry.work).collect();
         list.sort_by_key(|work| std::cmp::Reverse(work.cost.bytes));
         Ok(list)
     }
 
-    /// Times one decode step at this length launch by launch, summed over layers, slowest first.
-    /// `None` where the device cannot tell.
+    /// Times such a step launch by launch, summed over layers, slowest first. `None` where the device cannot tell.
     ///
     /// # Errors
     /// See [`StepError`].
-    pub fn profile_decode(&mut self, len: usize) -> Result<Option<Vec<OpTime>>, StepError> {
-        let recording = self.plan(self.shape_of(1, 1, len, Head::Argmax))?;
+    pub fn profile_step(
+        &mut self,
+        n_tokens: usize,
+        len: usize,
+    ) -> Result<Option<Vec<OpTime>>, StepError> {
+        let recording = self.plan(self.shape_of(n_tokens, n_tokens, len, Head::Argmax))?;
         let Some(times) = self.device.profile(&recording)? else {
             return Ok(None);
         };

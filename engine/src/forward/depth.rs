@@ -185,6 +185,12 @@ pub(super) struct Filling {
     plans: BTreeMap<StepShape, Recording>,
 }
 
+impl Filling {
+    pub(super) fn drop_plans(&mut self) {
+        self.plans.clear();
+    }
+}
+
 impl Context {
     /// Treats `n` more tokens of a sequence as cached without computing them: for measuring at depth.
     ///
@@ -213,12 +219,16 @@ impl Context {
                 plans: BTreeMap::new(),
             },
         };
+        let scratch = self.scratch_bytes();
         let model = std::mem::replace(&mut self.model, filling.filler.clone());
         std::mem::swap(&mut self.plans, &mut filling.plans);
         let filled = self.fill(seq, n, n_rows);
         self.model = model;
         std::mem::swap(&mut self.plans, &mut filling.plans);
         self.filling = Some(filling);
+        if self.scratch_bytes() > scratch {
+            self.drop_plans();
+        }
         filled
     }
 
