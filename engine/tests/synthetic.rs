@@ -127,7 +127,7 @@ fn every_size_has_what_its_architecture_asks_for() {
         }
         n_models += 1;
     }
-    assert!(n_models >= 26, "{n_models}");
+    assert!(n_models >= 32, "{n_models}");
     // Published parameter counts, embeddings included.
     for (name, billions) in [
         ("llama:135m:f16", 0.1345),
@@ -138,6 +138,9 @@ fn every_size_has_what_its_architecture_asks_for() {
         ("qwen3:0.6b:f16", 0.596),
         ("qwen3:32b:f16", 32.76),
         ("qwen35:27b:f16", 26.9),
+        ("qwen35moe:35b-a3b:f16", 34.66),
+        ("qwen35moe:397b-a17b:f16", 396.5),
+        ("qwen3next:80b-a3b:f16", 79.67),
         ("qwen3moe:30b-a3b:f16", 30.53),
         ("qwen3moe:235b-a22b:f16", 235.1),
         ("gemma3:270m:f16", 0.268),
@@ -492,7 +495,11 @@ fn states(context: &Context, seq: SeqId) -> Vec<Vec<f32>> {
 
 #[test]
 fn assumed_tokens_leave_a_recurrent_state() {
-    for spec in ["qwen35:tiny:q8_0"] {
+    for spec in [
+        "qwen35:tiny:q8_0",
+        "qwen35moe:tiny:q8_0",
+        "qwen3next:tiny:q8_0",
+    ] {
         let mut context = context(spec, DType::F16, 100);
         // What another sequence leaves in the slot shows nowhere.
         let seq = context.create().unwrap();

@@ -39,20 +39,17 @@ pub(super) struct Test {
 impl Test {
     /// As in the table: `tg128 x5 @ d4096`.
     pub(super) fn name(&self) -> String {
-        let mut name = match self.kind {
-            Kind::Prefill(n) => format!("pp{n}"),
-            Kind::Decode { n, .. } => format!("tg{n}"),
-        };
-        if self.n_seqs() > 1 {
-            name += &format!(" x{}", self.n_seqs());
-        }
-        if self.n_verify() > 1 {
-            name += &format!(" v{}", self.n_verify());
-        }
-        if self.depth > 0 {
-            name += &format!(" @ d{}", self.depth);
-        }
-        name
+        let part = |shown: bool, text: String| if shown { text } else { String::new() };
+        [
+            match self.kind {
+                Kind::Prefill(n) => format!("pp{n}"),
+                Kind::Decode { n, .. } => format!("tg{n}"),
+            },
+            part(self.n_seqs() > 1, format!(" x{}", self.n_seqs())),
+            part(self.n_verify() > 1, format!(" v{}", self.n_verify())),
+            part(self.depth > 0, format!(" @ d{}", self.depth)),
+        ]
+        .concat()
     }
 
     /// Tokens of the prompt, 0 if there is none.

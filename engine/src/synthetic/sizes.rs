@@ -139,6 +139,41 @@ pub(super) const FAMILIES: &[Family] = &[
         ],
     },
     Family {
+        arch: "qwen35moe",
+        sizes: &[
+            ("tiny", |o| {
+                hybrid(o, &shared_expert(TINY_HYBRID, 8, 2, 256));
+            }),
+            // Qwen3.5
+            ("35b-a3b", |o| {
+                let model = qwen35(40, 2048, [16, 2, 256], 0, 32, false);
+                hybrid(o, &shared_expert(model, 256, 8, 512));
+            }),
+            ("122b-a10b", |o| {
+                let model = qwen35(48, 3072, [32, 2, 256], 0, 64, false);
+                hybrid(o, &shared_expert(model, 256, 8, 1024));
+            }),
+            ("397b-a17b", |o| {
+                let model = qwen35(60, 4096, [32, 2, 256], 0, 64, false);
+                hybrid(o, &shared_expert(model, 512, 10, 1024));
+            }),
+        ],
+    },
+    Family {
+        arch: "qwen3next",
+        sizes: &[
+            ("tiny", |o| {
+                hybrid(o, &qwen3next_of(shared_expert(TINY_HYBRID, 8, 2, 256)));
+            }),
+            ("80b-a3b", |o| {
+                let model = qwen35(48, 2048, [16, 2, 256], 5120, 32, false);
+                let mut model = qwen3next_of(shared_expert(model, 512, 10, 512));
+                model.dense.n_vocab = 151_936;
+                hybrid(o, &model);
+            }),
+        ],
+    },
+    Family {
         arch: "qwen3moe",
         sizes: &[
             ("tiny", |o| {
@@ -351,7 +386,7 @@ struct Hybrid {
     dense: Dense,
     /// Rotated channels of a head, and how their pairs are shared between axes.
     n_rot: usize,
-    sections: [i32; 4],
+    sections: Option<[i32; 4]>,
     /// Key heads, value heads, size of both, taps of the convolution.
     delta: [usize; 4],
 }
@@ -364,7 +399,7 @@ const TINY_HYBRID: Hybrid = Hybrid {
         ..TINY
     },
     n_rot: 16,
-    sections: [3, 3, 2, 0],
+    sections: Some([3, 3, 2, 0]),
     delta: [2, 4, 64, 4],
 };
 
@@ -388,8 +423,24 @@ fn qwen35(
             ..TINY_HYBRID.dense
         },
         n_rot: 64,
-        sections: [11, 11, 10, 0],
+        sections: Some([11, 11, 10, 0]),
         delta: [16, n_v_heads, 128, 4],
+    }
+}
+
+/// With experts in place of the FFN, and one more that every token uses.
+fn shared_expert(model: Hybrid, n_experts: usize, k: usize, d_ff: usize) -> Hybrid {
+    Hybrid {
+        dense: with_experts(model.dense, n_experts, k, d_ff),
+        ..model
+    }
+}
+
+/// With the rope and the projections of `qwen3next`.
+fn qwen3next_of(model: Hybrid) -> Hybrid {
+    Hybrid {
+        sections: None,
+        ..model
     }
 }
 
@@ -404,17 +455,27 @@ fn hybrid(o: &mut Outline, m: &Hybrid) {
     o.size("block_count", m.dense.n_layers);
     o.size("context_length", m.dense.n_ctx);
     o.size("embedding_length", d);
-    o.size("feed_forward_length", d_ff);
+    if d_ff > 0 {
+        o.size("feed_forward_length", d_ff);
+    }
+    if let Some([n_experts, k, d_ff]) = m.dense.experts {
+        o.size("expert_count", n_experts);
+        o.size("expert_used_count", k);
+        o.size("expert_feed_forward_length", d_ff);
+        o.size("expert_shared_feed_forward_length", d_ff);
+    }
     o.size("attention.head_count", n_heads);
     o.size("attention.head_count_kv", n_kv_heads);
     o.size("attention.key_length", head_dim);
     o.size("attention.value_length", head_dim);
     o.size("full_attention_interval", INTERVAL);
     o.size("rope.dimension_count", m.n_rot);
-    o.key(
-        "rope.dimension_sections",
-        Value::Array(Array::I32(m.sections.to_vec())),
-    );
+    if let Some(sections) = m.sections {
+        o.key(
+            "rope.dimension_sections",
+            Value::Array(Array::I32(sections.to_vec())),
+        );
+    }
     o.number("rope.freq_base", m.dense.rope_theta);
     o.number("attention.layer_norm_rms_epsilon", m.dense.eps);
     o.size("ssm.conv_kernel", taps);
@@ -440,16 +501,43 @@ fn hybrid(o: &mut Outline, m: &Hybrid) {
             o.vector(name("ssm_dt.bias"), &[n_v], 0.0, 1.0);
             // From heads that forget slowly to heads that forget within a few tokens.
             o.vector(name("ssm_a"), &[n_v], -1.0, 0.95);
-            o.matrix(&name("ssm_beta"), &[n_v, d]);
-            o.matrix(&name("ssm_alpha"), &[n_v, d]);
+            if m.sections.is_some() {
+                o.matrix(&name("ssm_beta"), &[n_v, d]);
+                o.matrix(&name("ssm_alpha"), &[n_v, d]);
+            } else {
+                o.matrix(&name("ssm_ba"), &[2 * n_v, d]);
+            }
             o.norm(&name("ssm_norm"), state, 1.0);
             o.matrix(&name("ssm_out"), &[d, inner]);
         }
         o.norm(&name("post_attention_norm"), d, 1.0);
-        o.matrix(&name("ffn_gate"), &[d_ff, d]);
-        o.matrix(&name("ffn_up"), &[d_ff, d]);
-        o.matrix(&name("ffn_down"), &[d, d_ff]);
+        if let Some(experts) = m.dense.experts {
+            sparse_ffn(o, layer, d, experts);
+        } else {
+            o.matrix(&name("ffn_gate"), &[d_ff, d]);
+            o.matrix(&name("ffn_up"), &[d_ff, d]);
+            o.matrix(&name("ffn_down"), &[d, d_ff]);
+        }
     }
+}
+
+/// Tensors of the experts of a layer, and of the one that every token uses, which is as wide as the others.
+fn sparse_ffn(o: &mut Outline, layer: usize, d: usize, [n_experts, _, d_ff]: [usize; 3]) {
+    let name = |what: &str| format!("blk.{layer}.{what}");
+    experts(o, layer, d, [n_experts, d_ff]);
+    o.float_matrix(&name("ffn_gate_inp_shexp"), &[d]);
+    o.matrix(&name("ffn_gate_shexp"), &[d_ff, d]);
+    o.matrix(&name("ffn_up_shexp"), &[d_ff, d]);
+    o.matrix(&name("ffn_down_shexp"), &[d, d_ff]);
+}
+
+/// Tensors of the experts of a layer.
+fn experts(o: &mut Outline, layer: usize, d: usize, [n_experts, d_ff]: [usize; 2]) {
+    let name = |what: &str| format!("blk.{layer}.{what}");
+    o.float_matrix(&name("ffn_gate_inp"), &[n_experts, d]);
+    o.matrix(&name("ffn_gate_exps"), &[n_experts, d_ff, d]);
+    o.matrix(&name("ffn_up_exps"), &[n_experts, d_ff, d]);
+    o.matrix(&name("ffn_down_exps"), &[n_experts, d, d_ff]);
 }
 
 /// Keys and tensors of a decoder.
@@ -501,10 +589,7 @@ fn dense(o: &mut Outline, m: &Dense) {
         }
         o.norm(&name("ffn_norm"), d, 1.0);
         if let Some([n_experts, _, d_ff]) = m.experts {
-            o.float_matrix(&name("ffn_gate_inp"), &[n_experts, d]);
-            o.matrix(&name("ffn_gate_exps"), &[n_experts, d_ff, d]);
-            o.matrix(&name("ffn_up_exps"), &[n_experts, d_ff, d]);
-            o.matrix(&name("ffn_down_exps"), &[n_experts, d, d_ff]);
+            experts(o, layer, d, [n_experts, d_ff]);
         } else {
             o.matrix(&name("ffn_gate"), &[m.d_ff, d]);
             o.matrix(&name("ffn_up"), &[m.d_ff, d]);
