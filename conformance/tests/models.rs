@@ -110,6 +110,14 @@ fn check(name: &str, device: &Arc<dyn Device>) {
             .push(format!("greedy: {found:?} instead of {ids:?}"));
     }
 
+    let is_exact = !golden.has("ref64_prompt_all") && !golden.has("dequant_prompt_last8");
+    if golden.has("greedy_last") && is_exact {
+        let ids = [&prompt[..], &ids[..ids.len() - 1]].concat();
+        let found = last_logits(&mut context, &ids, 1).unwrap();
+        let expected = golden.block("greedy_last").unwrap();
+        compare("after the greedy tokens", &found, &expected);
+    }
+
     // Four sequences of different lengths in shared steps give what each gives alone.
     let a = golden
         .tokens("seq_a")
@@ -170,6 +178,11 @@ fn architectures() {
             "qwen35-bigheads",
             "qwen35moe",
             "qwen3next",
+            "qwen4exp",
+            "qwen4exp-mtp",
+            "qwen4exp-mtp-dense",
+            "qwen4exp-noratio",
+            "qwen4exp-r2",
             "gemma3",
             "gemma3-scaled",
             "llama-moe",
@@ -192,6 +205,8 @@ fn models_on_the_emulated_cuda_device() {
         "llama",
         "qwen3",
         "qwen35-r3",
+        "qwen4exp",
+        "qwen4exp-r2",
         "gemma3",
         "llama-Q4_K",
         "llama-moe",

@@ -1,9 +1,15 @@
 //! The graph of a step under construction, and the pieces that architectures share.
 
+mod block_indexer;
 mod fill;
+mod hyper;
+mod ngram;
 mod recurrent;
 pub mod sparse;
 
+pub use block_indexer::BlockIndexer;
+pub use hyper::{StreamMean, StreamMixer, Streams};
+pub use ngram::NgramLayer;
 pub use recurrent::{DeltaNet, GatedAttention, GatedQkv, Gates, Qkvz};
 
 use gemel_core::error::GraphError;
@@ -82,6 +88,10 @@ pub mod input {
     /// For each run, i32 `[n_runs, 2]`: recorded tokens of the last step that the sequence still has, and the half of
     /// the record that holds them. Only for graphs with recurrent layers.
     pub const COMMITS: &str = "commits";
+
+    /// For each token, i32 `[n_tokens, n]`: its id and those of the `n - 1` tokens before it in its sequence, the nearest
+    /// first, -1 where there is none. Only for graphs with n-grams.
+    pub const NGRAMS: &str = "ngrams";
 
     /// Cells of the tokens in a group's cache, i32 `[n_tokens]`, -1 for padding.
     pub fn slots(group: usize) -> String {

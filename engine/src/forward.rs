@@ -348,8 +348,8 @@ impl Context {
                 n_ubatch,
             });
         }
-        let seqs: Vec<SeqId> = tokens.iter().map(|token| token.seq).collect();
-        let reservation = self.memory.reserve(&seqs)?;
+        let ids: Vec<(SeqId, u32)> = tokens.iter().map(|token| (token.seq, token.id)).collect();
+        let reservation = self.memory.reserve(&ids)?;
         let result = self.submit_reserved(tokens, head, &reservation);
         if result.is_err() {
             self.memory.cancel(&reservation);
@@ -412,6 +412,13 @@ impl Context {
             &mut tokens.iter().map(|token| token.seq.0 as i32),
         );
         fill(input::OUTPUTS, &mut outputs.iter().copied());
+        if let Some(table) = self.model.ngrams() {
+            let placed = tokens.iter().zip(&reservation.kv.positions);
+            let ngrams = placed.flat_map(|(token, &position)| {
+                ngram(self.memory.ids(token.seq), position, table.hashes.longest())
+            });
+            fill(input::NGRAMS, &mut { ngrams });
+        }
         fill(input::RUNS, &mut runs.iter().flatten().copied());
         fill(
             input::COMMITS,
@@ -622,6 +629,16 @@ fn without_layer(label: &str) -> String {
         node.push_str(part.split_once('.').map_or(part, |(_, rest)| rest));
     }
     node
+}
+
+/// The token at `position` and the `n - 1` before it, the nearest first; -1 where there is none.
+fn ngram(ids: &[u32], position: i32, n: usize) -> impl Iterator<Item = i32> + '_ {
+    (0..n).map(move |back| {
+        let at = usize::try_from(position).ok();
+        let at = at.and_then(|at| at.checked_sub(back));
+        let id = at.and_then(|at| ids.get(at));
+        id.map_or(-1, |id| id.cast_signed())
+    })
 }
 
 /// The 32-bit words of one row of an output in the read-back.

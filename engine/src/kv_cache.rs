@@ -38,7 +38,8 @@ pub struct IndexLayer {
     pub ratio: usize,
     /// Most selected tokens, a whole number of blocks.
     pub budget: usize,
-    /// Type of its keys, whatever that of the attention's keys: a selection is more sensitive than a score.
+    /// Type of its keys, whatever that of the attention's keys: a selection is more sensitive than a score. f32 where
+    /// those are.
     pub dtype: DType,
 }
 
@@ -286,6 +287,10 @@ impl KvCache {
             dim, ratio, dtype, ..
         }) = layer.index
         {
+            let dtype = match config.k_type {
+                DType::F32 => DType::F32,
+                _ => dtype,
+            };
             tensors.push(TensorDesc::pages(dtype, n_pages, 1, dim));
             if ratio > 1 {
                 tensors.push(TensorDesc::block_pages(dtype, n_pages, 1, ratio, dim));

@@ -1,7 +1,7 @@
 //! From a GGUF file to text.
 //!
 //! In reading order: the file (`mmap`, `gguf`), what is in it (`tokenizer`, `chat`, `weights`), the models as graphs
-//! (`models`, `blocks`, `moe`, `rope`), their memory (`memory`: `kv_cache` and `state`), steps on a device (`forward`),
+//! (`models`, `blocks`, `moe`, `ngram`, `rope`), their memory (`memory`: `kv_cache` and `state`), steps on a device (`forward`),
 //! and what is made of the logits (`sampler`, `text`, `generate`, `perplexity`). `load` ties a file and a device
 //! together; `synthetic` makes models up.
 
@@ -16,6 +16,7 @@ pub mod memory;
 pub mod mmap;
 pub mod models;
 pub mod moe;
+pub mod ngram;
 pub mod perplexity;
 pub mod rope;
 pub mod sampler;

@@ -1,5 +1,5 @@
-//! All that a model remembers of its sequences: keys and values in pages, recurrent states in slots. Every operation on
-//! a sequence is one operation here, so that its parts cannot disagree.
+//! All that a model remembers of its sequences: keys and values in pages, recurrent states in slots, the ids of the
+//! tokens. Every operation on a sequence is one operation here, so that its parts cannot disagree.
 
 use std::sync::Arc;
 
@@ -25,6 +25,8 @@ fn fork_pages(group: usize) -> String {
 pub struct SequenceMemory {
     kv: KvCache,
     states: StateCache,
+    /// Ids of the tokens of each sequence, by slot: all of them, so that any truncation is exact.
+    ids: Vec<Vec<u32>>,
 }
 
 /// Where the tokens of a step go.
@@ -68,12 +70,13 @@ impl Checkpoint {
 pub struct SavedSequence {
     kv: SavedPages,
     state: SavedState,
+    ids: Vec<u32>,
 }
 
 impl SavedSequence {
     /// Bytes of host memory.
     pub fn n_bytes(&self) -> usize {
-        self.kv.n_bytes() + self.state.n_bytes()
+        self.kv.n_bytes() + self.state.n_bytes() + size_of_val(&*self.ids)
     }
 }
 
@@ -102,6 +105,7 @@ impl SequenceMemory {
     ) -> Result<Self, DeviceError> {
         Ok(Self {
             states: StateCache::new(state_layers, &config, device)?,
+            ids: vec![Vec::new(); config.n_seqs],
             kv: KvCache::new(kv_layers, config, device)?,
         })
     }
@@ -121,6 +125,25 @@ impl SequenceMemory {
         &self.states
     }
 
+    /// Ids of the tokens of a sequence, the first one first; empty if there is no such sequence.
+    pub fn ids(&self, seq: SeqId) -> &[u32] {
+        self.ids.get(seq.0).map_or(&[], Vec::as_slice)
+    }
+
+    fn set_ids(&mut self, seq: SeqId, ids: Vec<u32>) {
+        if let Some(known) = self.ids.get_mut(seq.0) {
+            *known = ids;
+        }
+    }
+
+    /// Forgets the ids of tokens that a sequence does not have.
+    fn cut_ids(&mut self, seq: SeqId) {
+        let len = self.kv.len(seq).unwrap_or(0);
+        if let Some(ids) = self.ids.get_mut(seq.0) {
+            ids.truncate(len);
+        }
+    }
+
     /// Starts an empty sequence.
     ///
     /// # Errors
@@ -128,6 +151,7 @@ impl SequenceMemory {
     pub fn create(&mut self) -> Result<SeqId, CacheError> {
         let seq = self.kv.create()?;
         self.states.create(seq);
+        self.set_ids(seq, Vec::new());
         Ok(seq)
     }
 
@@ -136,7 +160,9 @@ impl SequenceMemory {
     /// # Errors
     /// No such sequence.
     pub fn remove(&mut self, seq: SeqId) -> Result<(), CacheError> {
-        self.kv.remove(seq)
+        self.kv.remove(seq)?;
+        self.set_ids(seq, Vec::new());
+        Ok(())
     }
 
     /// Tokens of a sequence.
@@ -158,15 +184,27 @@ impl SequenceMemory {
         self.states.check_truncate(seq, len)?;
         self.kv.truncate(seq, len)?;
         self.states.truncate(seq, len);
+        self.cut_ids(seq);
         Ok(())
     }
 
-    /// Takes room for one token of each listed sequence, in order.
+    /// Takes room for one token of each listed sequence, in order, and notes its id.
     ///
     /// # Errors
     /// No such sequence, context overflow, no free pages; a sequence with a recurrent state whose tokens are not
     /// neighbours. Nothing changes then.
-    pub fn reserve(&mut self, tokens: &[SeqId]) -> Result<Reservation, CacheError> {
+    pub fn reserve(&mut self, tokens: &[(SeqId, u32)]) -> Result<Reservation, CacheError> {
+        let seqs: Vec<SeqId> = tokens.iter().map(|&(seq, _)| seq).collect();
+        let reservation = self.reserve_seqs(&seqs)?;
+        for &(seq, id) in tokens {
+            if let Some(ids) = self.ids.get_mut(seq.0) {
+                ids.push(id);
+            }
+        }
+        Ok(reservation)
+    }
+
+    fn reserve_seqs(&mut self, tokens: &[SeqId]) -> Result<Reservation, CacheError> {
         let kv = self.kv.reserve(tokens)?;
         let mut reservation = Reservation {
             runs: runs(tokens, &kv.positions),
@@ -201,6 +239,9 @@ impl SequenceMemory {
     pub fn cancel(&mut self, reservation: &Reservation) {
         self.kv.cancel(&reservation.kv);
         self.states.undo(&reservation.undo);
+        for slot in 0..self.ids.len() {
+            self.cut_ids(SeqId(slot));
+        }
     }
 
     /// Copies to the host what a sequence cannot have again by being shortened: its recurrent state.
@@ -264,6 +305,7 @@ impl SequenceMemory {
     ) -> Result<SeqId, MemoryError> {
         let (new, moves) = self.kv.fork(seq)?;
         self.states.fork(seq, new);
+        self.set_ids(new, self.ids(seq).to_vec());
         for group in 0..self.kv.n_groups() {
             let table = self.kv.table(group);
             let row = self.kv.page_row(new, group)?;
@@ -305,6 +347,7 @@ impl SequenceMemory {
         Ok(SavedSequence {
             kv: self.kv.save(seq, device)?,
             state: self.states.save(seq, device)?,
+            ids: self.ids(seq).to_vec(),
         })
     }
 
@@ -320,6 +363,7 @@ impl SequenceMemory {
         self.states.check(&saved.state)?;
         let seq = self.kv.restore(&saved.kv, device)?;
         self.states.restore(seq, &saved.state, device)?;
+        self.set_ids(seq, saved.ids.clone());
         Ok(seq)
     }
 
@@ -344,6 +388,7 @@ impl SequenceMemory {
         }
         self.states.check(&checkpoint.state)?;
         self.kv.truncate(seq, checkpoint.len)?;
+        self.cut_ids(seq);
         self.states.restore(seq, &checkpoint.state, device)?;
         Ok(())
     }

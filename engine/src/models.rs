@@ -1,6 +1,7 @@
 //! The architectures, and the look-up by `general.architecture`.
 
 pub mod gemma3;
+mod hybrid;
 pub mod llama;
 pub mod qwen2;
 pub mod qwen3;
@@ -8,6 +9,7 @@ pub mod qwen35;
 pub mod qwen35moe;
 pub mod qwen3moe;
 pub mod qwen3next;
+pub mod qwen4exp;
 
 use std::fmt;
 
@@ -19,9 +21,10 @@ use crate::blocks::StepGraph;
 use crate::gguf::{GgufError, Metadata};
 use crate::kv_cache::KvLayer;
 use crate::moe::MoeParams;
+use crate::ngram::NgramTable;
 use crate::rope::RopeConfig;
 use crate::state::StateLayer;
-use crate::weights::{Requests, WeightError, WeightId};
+use crate::weights::{Linear, Requests, WeightError, WeightId};
 
 /// A model that cannot be built from a file.
 #[derive(Debug, thiserror::Error)]
@@ -72,11 +75,13 @@ pub struct ModelInfo {
     pub experts: Option<(usize, usize)>,
 }
 
-/// Small tensors that a model keeps in device memory besides its weights: rope tables.
+/// Small tensors that a model keeps in device memory besides its weights.
 #[derive(Debug, Default)]
 pub struct Tables {
     /// By index of [`Model::ropes`].
     pub ropes: Vec<Tensor>,
+    /// Multipliers and heads of [`Model::ngrams`].
+    pub ngrams: Option<[Tensor; 2]>,
 }
 
 /// One model: hyper-parameters and requested weights, able to describe a step as a graph.
@@ -99,6 +104,11 @@ pub trait Model: fmt::Debug + Send + Sync {
 
     /// The distinct rotary configurations.
     fn ropes(&self) -> Vec<&RopeConfig>;
+
+    /// The table of n-gram embeddings, if there is one.
+    fn ngrams(&self) -> Option<&NgramTable> {
+        None
+    }
 
     /// Adds the nodes of a step: tokens in, logits of the output rows out; `None` if there are no output rows.
     ///
@@ -123,6 +133,7 @@ const ARCHITECTURES: &[(&str, Build)] = &[
     (qwen35moe::ARCH, qwen35moe::load),
     (qwen3next::ARCH, qwen3next::load),
     (qwen3moe::ARCH, qwen3moe::load),
+    (qwen4exp::ARCH, qwen4exp::load),
 ];
 
 /// Names of the supported architectures.
@@ -164,6 +175,10 @@ impl Tables {
                 .into_iter()
                 .map(|rope| rope.upload(n_ctx, device))
                 .collect::<Result<_, _>>()?,
+            ngrams: model
+                .ngrams()
+                .map(|table| table.hashes.upload(device))
+                .transpose()?,
         })
     }
 }
@@ -327,7 +342,7 @@ pub struct Ends {
     /// `output_norm`, `[d_model]`.
     pub output_norm: WeightId,
     /// `output`, or `token_embd` where the file ties them.
-    pub output: crate::weights::Linear,
+    pub output: Linear,
 }
 
 impl Ends {
@@ -336,19 +351,29 @@ impl Ends {
     /// # Errors
     /// Missing, or of another shape or type.
     pub fn load(requests: &mut Requests<'_>, info: &ModelInfo) -> Result<Self, WeightError> {
-        let token_embd = requests.matrix("token_embd", info.n_vocab, info.d_model)?;
-        let head = if requests.has("output.weight") {
-            "output"
-        } else {
-            "token_embd"
-        };
+        let (token_embd, output) = load_embedding_and_head(requests, info)?;
         Ok(Self {
             token_embd,
             output_norm: requests.vector("output_norm", info.d_model)?,
-            output: crate::weights::Linear {
-                label: "output".to_owned(),
-                ..requests.linear(head, info.n_vocab, info.d_model)?
-            },
+            output,
         })
     }
+}
+
+/// Requests `token_embd`, and `output` or the same tensor in its place.
+fn load_embedding_and_head(
+    requests: &mut Requests<'_>,
+    info: &ModelInfo,
+) -> Result<(WeightId, Linear), WeightError> {
+    let token_embd = requests.matrix("token_embd", info.n_vocab, info.d_model)?;
+    let head = if requests.has("output.weight") {
+        "output"
+    } else {
+        "token_embd"
+    };
+    let output = Linear {
+        label: "output".to_owned(),
+        ..requests.linear(head, info.n_vocab, info.d_model)?
+    };
+    Ok((token_embd, output))
 }

@@ -367,8 +367,8 @@ impl<'a> Requests<'a> {
 
     /// Products with the same input as one: the rows of all parts `(label, d_out)` in one matrix.
     ///
-    /// `None` where that cannot be: parts of different types or scales, biases of some parts only, or rows that
-    /// would straddle a tile.
+    /// `None` where that cannot be: parts of different types or scales, biases of some parts only, or a tile that rows
+    /// of two parts would share.
     ///
     /// # Errors
     /// Missing, or of another shape or type.
@@ -399,7 +399,7 @@ impl<'a> Requests<'a> {
         let alike = infos.iter().all(|info| info.dtype == infos[0].dtype)
             && scales.iter().all(|&scale| scale == scales[0])
             && (n_biases == 0 || n_biases == parts.len())
-            && parts
+            && parts[..parts.len().saturating_sub(1)]
                 .iter()
                 .all(|(_, d_out)| d_out.is_multiple_of(TILE_ROWS));
         if !alike {

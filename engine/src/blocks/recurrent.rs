@@ -11,7 +11,7 @@ use gemel_core::ops::{
     glu::{Glu, GluKind},
 };
 
-use super::{AttentionShape, StepGraph, input};
+use super::{AttentionShape, BlockIndexer, StepGraph, input};
 use crate::rope::RopeConfig;
 use crate::state::DeltaSizes;
 use crate::weights::{Linear, WeightId};
@@ -23,6 +23,8 @@ pub struct DeltaNet {
     pub sizes: DeltaSizes,
     /// Which key head a value head reads.
     pub map: HeadMap,
+    /// Activation of the gate of the output.
+    pub gate: GateKind,
     /// Added to squared lengths and mean squares.
     pub eps: f32,
     /// What makes queries, keys, values and the gate of the output.
@@ -103,6 +105,8 @@ pub struct GatedAttention {
     pub qkv: GatedQkv,
     /// Norms of queries and keys, `[k_dim]` each.
     pub qk_norm: [WeightId; 2],
+    /// Selects what is attended to; `None`: everything is.
+    pub indexer: Option<BlockIndexer>,
     /// From heads back to the residual stream.
     pub output: Linear,
 }
@@ -222,7 +226,7 @@ impl StepGraph<'_> {
         let norm = self.weight(&label("ssm_norm"), net.norm);
         let gated = GatedRmsNorm {
             eps: net.eps,
-            gate: GateKind::Silu,
+            gate: net.gate,
         };
         let o = self.graph.apply(label("ssm_norm"), gated, &[o, z, norm])?;
         let width = net.sizes.n_v_heads * net.sizes.v_dim;
@@ -271,7 +275,13 @@ impl StepGraph<'_> {
         let k = self.rms_norm(&label("attn_k_norm"), k, k_norm, eps)?;
         let q = self.rope(&label("q_rope"), q, rope.0, rope.1)?;
         let k = self.rope(&label("k_rope"), k, rope.0, rope.1)?;
-        let o = self.attend_in(index, layer, at, [q, k, v])?;
+        let o = match &attention.indexer {
+            None => self.attend_in(index, layer, at, [q, k, v])?,
+            Some(indexer) => {
+                let indexer = self.block_indexer(layer, indexer, rope, eps, x)?;
+                self.attend_sparse(index, layer, at, [q, k, v], &indexer)?
+            }
+        };
         let o = self.graph.reshape(o, [n, n_heads, dim])?;
         let sigmoid = Glu {
             kind: GluKind::Sigmoid,

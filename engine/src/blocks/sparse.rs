@@ -285,7 +285,8 @@ mod tests {
 
         /// Appends a step and returns what its tokens attend to, a row a token, and the ops that ran.
         fn step(&mut self, tokens: &[SeqId]) -> (Vec<Vec<f32>>, Vec<&'static str>) {
-            let reservation = self.memory.reserve(tokens).unwrap();
+            let ids: Vec<(SeqId, u32)> = tokens.iter().map(|&seq| (seq, 0)).collect();
+            let reservation = self.memory.reserve(&ids).unwrap();
             let positions = &reservation.kv.positions;
             let n = tokens.len();
             let weights = Weights::default();

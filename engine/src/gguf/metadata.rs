@@ -443,6 +443,15 @@ impl Metadata {
         self.opt_ints(key, "an array of integers that fit i32")
     }
 
+    /// An array of integers that must be there, each of which fits a `u64`.
+    ///
+    /// # Errors
+    /// The key is absent, not an array of integers, or an element does not fit.
+    pub fn u64s(&self, key: &str) -> Result<Vec<u64>, GgufError> {
+        let needed = "an array of integers that fit u64";
+        required(key, self.opt_ints(key, needed)?, needed)
+    }
+
     /// An array of numbers that must be there.
     ///
     /// # Errors
