@@ -1,5 +1,7 @@
 //! `gemel inspect`: what is in a file and what the engine will do with it.
 
+mod memory;
+
 use std::collections::BTreeMap;
 use std::io::Write as _;
 use std::path::PathBuf;
@@ -11,7 +13,6 @@ use gemel_core::device::reference_caps;
 use gemel_core::op::{Caps, DeviceClass};
 use gemel_core::ops::matmul_q8;
 use gemel_engine::gguf::{GgufFile, Metadata, Value};
-use gemel_engine::kv_cache::{CacheConfig, KvCache};
 use gemel_engine::models;
 use gemel_engine::synthetic::Spec;
 use gemel_engine::tokenizer::Tokenizer;
@@ -129,33 +130,9 @@ fn verdict(file: &GgufFile, metadata: &Metadata) -> Vec<String> {
                 "weights that always multiply f32 activations: {}",
                 list(&decoded)
             ));
-            let layers = model.kv_layers();
-            let windowed: Vec<_> = layers.iter().filter(|layer| layer.window > 0).collect();
-            if let Some(layer) = windowed.first() {
-                lines.push(format!(
-                    "attention: {} layers see everything, {} a window of {} tokens",
-                    layers.len() - windowed.len(),
-                    windowed.len(),
-                    layer.window
-                ));
-            }
-            for (k_type, v_type) in [(DType::F16, DType::F16), (DType::Q8_0, DType::Q8_0)] {
-                let bytes = |n_ctx| {
-                    let config = CacheConfig {
-                        n_ctx,
-                        n_seqs: 1,
-                        n_ubatch: 512,
-                        k_type,
-                        v_type,
-                    };
-                    KvCache::n_bytes(&layers, &config) as f64 / 1_048_576.0
-                };
-                lines.push(format!(
-                    "cache with K {k_type}, V {v_type}: {:.1} MiB for 4096 tokens, {:.1} MiB for {}",
-                    bytes(4096),
-                    bytes(info.n_ctx_train),
-                    info.n_ctx_train
-                ));
+            lines.extend(memory::lines(&*model));
+            for what in model.found() {
+                lines.push(format!("also in the file: {what}"));
             }
         }
     }

@@ -102,57 +102,158 @@ fn a_model_too_large_for_the_device_is_refused_before_it_is_made() {
     refused(&args, &["synthetic llama:70b:f16:1", "64 MiB"]);
 }
 
-/// Bytes, launches and traffic of a decode step, and bytes and launches of its attention.
-fn step_of(result: &serde_json::Value) -> ([u64; 5], [u64; 2], String) {
+/// What a decode step costs.
+#[derive(Debug)]
+struct Step {
+    /// Submissions, bytes up, bytes back.
+    traffic: [u64; 3],
+    /// Launches and bytes on the device.
+    device: [u64; 2],
+    /// The part of some ops.
+    growing: [u64; 2],
+    /// Everything else, op by op.
+    others: String,
+}
+
+fn step_of(result: &serde_json::Value, growing: &[&str]) -> Step {
     let step = &result["step"];
-    let counters = [
-        "submits",
-        "uploaded_bytes",
-        "read_back_bytes",
-        "launches",
-        "device_bytes",
-    ];
-    let counters = counters.map(|key| step[key].as_f64().expect("a counter") as u64);
+    let counter = |key: &str| step[key].as_f64().expect("a counter") as u64;
     let ops = step["ops"].as_array().expect("ops");
-    let (attention, others): (Vec<_>, Vec<_>) = ops.iter().partition(|op| op["op"] == "attention");
-    let sum = |key: &str| attention.iter().filter_map(|op| op[key].as_u64()).sum();
+    let grows = |op: &&serde_json::Value| growing.iter().any(|name| op["op"] == *name);
+    let (growing, others): (Vec<_>, Vec<_>) = ops.iter().partition(grows);
+    let sum = |key: &str| growing.iter().filter_map(|op| op[key].as_u64()).sum();
     let mut others: Vec<String> = others.iter().map(ToString::to_string).collect();
     others.sort();
-    (counters, [sum("launches"), sum("bytes")], others.join("\n"))
+    Step {
+        traffic: ["submits", "uploaded_bytes", "read_back_bytes"].map(counter),
+        device: ["launches", "device_bytes"].map(counter),
+        growing: ["launches", "bytes"].map(sum),
+        others: others.join("\n"),
+    }
+}
+
+/// Decode steps at two depths: everything but some ops is equal, to the byte.
+fn steps_at(flags: &str, device: &[&str], growing: &[&str]) -> ([Step; 2], serde_json::Value) {
+    let args = format!("bench {flags} -p 0 -n 3 -r 1 --explain -o json");
+    let args: Vec<&str> = args.split(' ').chain(device.iter().copied()).collect();
+    let report = ok(&args).json();
+    let results = report["results"].as_array().expect("results");
+    assert_eq!(results.len(), 2, "{report}");
+    let [shallow, deep] = [0, 1].map(|at| step_of(&results[at], growing));
+    assert_eq!(shallow.traffic, deep.traffic, "{args:?}: traffic");
+    assert_eq!(shallow.others, deep.others, "{args:?}: other ops");
+    for counter in [0, 1] {
+        assert_eq!(
+            shallow.device[counter] - shallow.growing[counter],
+            deep.device[counter] - deep.growing[counter],
+            "{args:?}: {report}"
+        );
+    }
+    ([shallow, deep], report)
 }
 
 #[test]
 fn depth_costs_a_decode_step_attention_and_nothing_else() {
-    for (device, cache_type) in [("reference", "f16"), ("wgpu", "f16"), ("wgpu", "q5_1")] {
-        let args = "bench --synthetic llama:tiny:q4_k -p 0 -n 3 -r 1 -d 256,2048 --explain -o json";
-        let caches = ["--device", device, "-ctk", cache_type, "-ctv", cache_type];
-        let args: Vec<&str> = args.split(' ').chain(caches).collect();
-        let report = ok(&args).json();
+    for (model, device, cache_type) in [
+        ("llama:tiny:q4_k", "reference", "f16"),
+        ("llama:tiny:q4_k", "wgpu", "f16"),
+        ("llama:tiny:q4_k", "wgpu", "q5_1"),
+        ("qwen35:tiny:q4_k", "wgpu", "q8_0"),
+    ] {
+        let flags = format!("--synthetic {model} -d 256,2048");
+        let device = ["--device", device, "-ctk", cache_type, "-ctv", cache_type];
+        let ([shallow, deep], report) = steps_at(&flags, &device, &["attention"]);
         let peak = report["peak_memory_bytes"].as_u64();
         assert!(peak >= report["memory_bytes"].as_u64(), "{report}");
         let weights = report["weight_bytes"].as_u64().expect("a size");
         let cached = report["cache_bytes"].as_u64().expect("a size");
-        assert!(peak >= Some(weights + cached), "{report}");
-        let results = report["results"].as_array().expect("results");
-        assert_eq!(results.len(), 2, "{report}");
-        let (shallow, deep) = (step_of(&results[0]), step_of(&results[1]));
-        assert_eq!(shallow.0[..3], deep.0[..3], "{device}: traffic");
-        assert_eq!(shallow.2, deep.2, "{device}: other ops");
-        // Without attention, launches and bytes are equal; attention reads what is cached.
-        for (counter, what) in [(3, 0), (4, 1)] {
-            assert_eq!(
-                shallow.0[counter] - shallow.1[what],
-                deep.0[counter] - deep.1[what],
-                "{device}: {report}"
-            );
-        }
+        let scratch = report["scratch_bytes"].as_u64().expect("a size");
+        assert!(peak >= Some(weights + cached + scratch), "{report}");
+        // What is cached is read.
         assert!(
-            deep.1[1] > 4 * shallow.1[1],
-            "{device}: {shallow:?} {deep:?}"
+            deep.growing[1] > 4 * shallow.growing[1],
+            "{device:?}: {shallow:?} {deep:?}"
         );
         // Every weight but the embedding is read once a step.
-        assert!(deep.0[4] - deep.1[1] > weights / 2, "{report}");
+        assert!(deep.device[1] - deep.growing[1] > weights / 2, "{report}");
     }
+}
+
+#[test]
+fn sequences_and_drafts_are_measured_in_turn() {
+    let args = "bench --synthetic qwen35:tiny:q8_0 -p 0 -n 2 -r 2 -d 64,300 -np 1,3 --verify 1,4 --interleave --explain \
+                --device reference -o json";
+    let args: Vec<&str> = args.split(' ').collect();
+    let report = ok(&args).json();
+    let results = report["results"].as_array().expect("results");
+    let tests: Vec<_> = results
+        .iter()
+        .map(|r| r["test"].as_str().unwrap_or(""))
+        .collect();
+    let kinds = ["tg2", "tg2 v4", "tg2 x3", "tg2 x3 v4"];
+    let expected = [64, 300].map(|depth| kinds.map(|kind| format!("{kind} @ d{depth}")));
+    assert_eq!(tests, expected.concat());
+    for result in results {
+        assert_eq!(result["samples"].as_array().map(Vec::len), Some(2));
+        assert_eq!(
+            result["step"]["submits"], 1.0,
+            "however many tokens: {result}"
+        );
+        let rows = result["parallel"].as_u64().zip(result["verify"].as_u64());
+        let rows = rows.map_or(0, |(n_seqs, n_verify)| n_seqs * n_verify);
+        let ops = result["step"]["ops"].as_array().expect("ops");
+        let argmax = ops
+            .iter()
+            .find(|op| op["op"] == "argmax")
+            .expect("a choice");
+        // The logits of every row, 512 of them, are looked at.
+        assert!(argmax["bytes"].as_u64() >= Some(rows * 512 * 4), "{result}");
+    }
+    // 302 tokens and, while they are verified, 3 more: for 3 sequences at each of two depths.
+    let plain = "bench --synthetic qwen35:tiny:q8_0 -p 0 -n 2 -r 1 -d 300 -c 305 --device reference -o json";
+    let plain = ok(&plain.split(' ').collect::<Vec<_>>()).json();
+    let cached = |report: &serde_json::Value| report["cache_bytes"].as_u64().expect("a size");
+    assert_eq!(cached(&report), 6 * cached(&plain), "six sequences of 305");
+    refused(
+        &"bench --synthetic qwen35:tiny:q8_0 -n 1 -p 0 -d 64 -np 3 -ub 2 --device reference"
+            .split(' ')
+            .collect::<Vec<_>>(),
+        &["3 tokens", "micro-batch of 2"],
+    );
+}
+
+#[test]
+fn inspect_tells_what_a_sequence_costs() {
+    let verdict = |spec: &str| {
+        let report = ok(&["inspect", "--json", "--synthetic", spec]).json();
+        let lines = report["verdict"].as_array().expect("lines");
+        let lines = lines.iter().filter_map(|line| line.as_str());
+        lines.collect::<Vec<_>>().join("\n")
+    };
+    let hybrid = verdict("qwen35:27b:q4_k");
+    // 16 layers of 2 * 4 heads of 256 channels of f16; 48 states of 48 * 128 * 128, records of 2 * 16 tokens and rings
+    // of 19 rows.
+    let record = 16 * 128 + 48 * 128 + 48;
+    let state = 48 * 4 * (48 * 128 * 128 + 2 * 16 * record + 19 * 10_240);
+    let state = f64::from(state) / f64::from(1 << 20);
+    for part in [
+        "65536 bytes a token".to_owned(),
+        format!("48 layers keep {state:.1} MiB"),
+        format!("{:.1} MiB with 4096 tokens", 256.0 + state),
+    ] {
+        assert!(hybrid.contains(&part), "{part}: {hybrid}");
+    }
+    let windowed = verdict("gemma3:1b:q4_k");
+    // 4 of 26 layers see everything: 2 * 256 channels of f16 each.
+    assert!(
+        windowed.contains("4 layers see everything, 22 a window of 512"),
+        "{windowed}"
+    );
+    assert!(windowed.contains(" 4096 bytes a token"), "{windowed}");
+    assert!(
+        !windowed.contains("recurrent") && !windowed.contains("sparse"),
+        "{windowed}"
+    );
 }
 
 #[test]
