@@ -1,163 +1,25 @@
 // kv_write: encodes the keys or values of a step into their cells of a paged cache.
-// kv_write: plain types, a thread makes one word. kv_write_blocks: block types, a thread owns 4 elements, the 8
-// threads of a cache block agree on its scale by shuffles.
-// BITS of a code; BF16: 16 bits mean bf16; RANGED: a block has a scale and a minimum. Bound by memory.
-#include "lib/f16_bits.cuh"
+// kv_write: plain types. kv_write_blocks: block types. Bound by memory.
 #include "lib/grid.cuh"
+#include "lib/kv_encode.cuh"
 #include "lib/rows.cuh"
 
-constexpr size_t NONE = ~size_t(0);
-constexpr unsigned PAGE = 64u;
-constexpr float F16_MAX = 65504.0f;
-
-// First word of the cell that row (token, head) goes to.
-DEVICE size_t cell_word(const int* slots, const Params& p, unsigned row) {
-    int slot = slots[p.slots_off + row / p.n_heads];
-    if (slot < 0 || unsigned(slot) >= p.n_cells) {
-        return NONE;
-    }
-    unsigned cell = unsigned(slot);
-    return ((size_t(cell / PAGE) * p.n_heads + row % p.n_heads) * PAGE + cell % PAGE) * p.row_words;
+DEVICE Rows all_rows(const Params& p) {
+    return {p.n_heads, p.head_dim, p.items, p.n_items, p.n_cells, p.row_words, p.narrow, p.slots_off};
 }
 
-DEVICE float element(const float* x_row, const Params& p, unsigned i) {
-    return i < p.head_dim ? float_of(finite_bits(bits_of(x_row[i]))) : 0.0f;
-}
-
-DEVICE unsigned half_bits(float value) { return BF16 ? bf16_bits(value) : f16_bits(value); }
-
-// A scale as stored: zero is +0.
-DEVICE unsigned scale_bits(float value) {
-    unsigned bits = f16_bits(value);
-    return bits == 0x8000u ? 0u : bits;
+DEVICE float element_of(const float* x, const Params& p, unsigned row, unsigned i) {
+    return i < p.head_dim ? x[row_offset(row, p.x_n1, p.x_s0, p.x_s1, p.x_off) + i] : 0.0f;
 }
 
 KERNEL kv_write(const float* __restrict__ x, const int* __restrict__ slots, unsigned* __restrict__ cache,
                 const Params p) {
-    unsigned index = folded() * THREADS + thread_id();
-    if (index >= p.n_items) {
-        return;
-    }
-    unsigned row = index / p.items;
-    unsigned word = index % p.items;
-    size_t cell = cell_word(slots, p, row);
-    if (cell == NONE) {
-        return;
-    }
-    const float* x_row = x + row_offset(row, p.x_n1, p.x_s0, p.x_s1, p.x_off);
-    if (BITS == 32u) {
-        cache[cell + word] = finite_bits(bits_of(x_row[word]));
-    } else {
-        unsigned first = half_bits(element(x_row, p, 2u * word));
-        unsigned second = half_bits(element(x_row, p, 2u * word + 1u));
-        cache[cell + word] = first | (second << 16u);
-    }
-}
-
-// The element of largest magnitude, the first of equals.
-DEVICE float larger(float a, float b) { return fabsf(b) > fabsf(a) ? b : a; }
-
-// To the nearest integer, halves away from zero.
-DEVICE int round_away(float v) {
-    float magnitude = fabsf(v);
-    float whole = truncf(magnitude);
-    int code = int(magnitude - whole >= 0.5f ? whole + 1.0f : whole);
-    return v < 0.0f ? -code : code;
+    write_words(all_rows(p), slots, cache, folded() * THREADS + thread_id(),
+                [&](unsigned row, unsigned i) { return element_of(x, p, row, i); });
 }
 
 KERNEL kv_write_blocks(const float* __restrict__ x, const int* __restrict__ slots, unsigned* __restrict__ cache,
                        const Params p) {
-    unsigned index = folded() * THREADS + thread_id();
-    unsigned lane = thread_id() % 8u;
-    unsigned first_lane = lane_id() - lane;
-    unsigned row = index / p.items;
-    unsigned quad = index % p.items;
-    unsigned in_row = quad / 8u;
-    unsigned n_blocks = (p.head_dim + 31u) / 32u;
-    size_t cell = index < p.n_items ? cell_word(slots, p, row) : NONE;
-    float v[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-    if (cell != NONE) {
-        const float* x_row = x + row_offset(row, p.x_n1, p.x_s0, p.x_s1, p.x_off);
-        for (unsigned e = 0u; e < 4u; e++) {
-            v[e] = element(x_row, p, 4u * quad + e);
-        }
-    }
-
-    // The range of the block, or its element of largest magnitude: all lanes go through it in the same order.
-    float low = fminf(fminf(v[0], v[1]), fminf(v[2], v[3]));
-    float high = RANGED ? fmaxf(fmaxf(v[0], v[1]), fmaxf(v[2], v[3])) : larger(larger(larger(v[0], v[1]), v[2]), v[3]);
-    float smallest = shuffle(low, first_lane);
-    float largest = shuffle(high, first_lane);
-    for (unsigned i = 1u; i < 8u; i++) {
-        smallest = fminf(smallest, shuffle(low, first_lane + i));
-        float other = shuffle(high, first_lane + i);
-        largest = RANGED ? fmaxf(largest, other) : larger(largest, other);
-    }
-
-    float minimum = 0.0f;
-    float d = 0.0f;
-    if (RANGED) {
-        minimum = fminf(fmaxf(smallest, -F16_MAX), F16_MAX);
-        d = fmaxf(largest - minimum, 0.0f) / (BITS == 5u ? 31.0f : 15.0f);
-    } else if (BITS == 8u) {
-        d = fabsf(largest) / 127.0f;
-    } else {
-        d = largest * (BITS == 5u ? -0.0625f : -0.125f);
-    }
-    d = fminf(fmaxf(d, -F16_MAX), F16_MAX);
-    unsigned d_bits = scale_bits(d);
-    // A scale that is stored as 0 makes every code that of 0.
-    float inverse = d_bits != 0u ? 1.0f / d : 0.0f;
-
-    // Codes as the four bytes of a word.
-    unsigned codes = 0u;
-    float most = BITS == 5u ? 31.0f : 15.0f;
-    float offset = RANGED ? 0.5f : 0.5f * most + 1.0f;
-    for (unsigned e = 0u; e < 4u; e++) {
-        unsigned code;
-        if (BITS == 8u) {
-            code = unsigned(round_away(fminf(fmaxf(v[e] * inverse, -127.0f), 127.0f))) & 255u;
-        } else {
-            code = unsigned(fminf(fmaxf((v[e] - minimum) * inverse + offset, 0.0f), most));
-        }
-        codes |= code << (8u * e);
-    }
-
-    // What a lane needs of its block's other lanes and of the next block, while all lanes are here.
-    unsigned next_scale = shuffle(d_bits, (first_lane + 8u) % 32u);
-    unsigned upper_codes = shuffle(codes, (lane_id() + 4u) % 32u);
-    unsigned fifth = 0u;
-    if (BITS == 5u) {
-        for (unsigned i = 0u; i < 8u; i++) {
-            unsigned bits = (shuffle(codes, first_lane + i) >> 4u) & 0x01010101u;
-            fifth |= ((bits | (bits >> 7u) | (bits >> 14u) | (bits >> 21u)) & 15u) << (4u * i);
-        }
-    }
-    if (cell == NONE || in_row >= n_blocks) {
-        return;
-    }
-
-    // Scales without a minimum lie at the front of the row, two a word; the odd block may not exist. Even blocks are
-    // those of a warp's first and third eight lanes, since a row is an even number of blocks.
-    if (!RANGED && lane == 6u && in_row % 2u == 0u) {
-        unsigned next = in_row + 1u < n_blocks ? next_scale : 0u;
-        cache[cell + in_row / 2u] = d_bits | (next << 16u);
-    }
-    // Then the words of the block: scale and minimum, fifth bits, codes.
-    constexpr unsigned HEAD_WORDS = (RANGED ? 1u : 0u) + (BITS == 5u ? 1u : 0u);
-    constexpr unsigned CODE_WORDS = BITS == 8u ? 8u : 4u;
-    unsigned* words = cache + cell + p.narrow + in_row * (HEAD_WORDS + CODE_WORDS);
-    if (BITS == 8u) {
-        words[lane] = codes;
-        return;
-    }
-    if (lane < 4u) {
-        words[HEAD_WORDS + lane] = (codes & 0x0f0f0f0fu) | ((upper_codes & 0x0f0f0f0fu) << 4u);
-    }
-    if (BITS == 5u && lane == 4u) {
-        words[HEAD_WORDS - 1u] = fifth;
-    }
-    if (RANGED && lane == 5u) {
-        words[0] = d_bits | (scale_bits(minimum) << 16u);
-    }
+    write_blocks(all_rows(p), slots, cache, folded() * THREADS + thread_id(),
+                 [&](unsigned row, unsigned i) { return element_of(x, p, row, i); });
 }

@@ -32,6 +32,7 @@ mod ple_gate;
 mod quantize_q8;
 mod rms_norm;
 mod rope;
+mod rope_kv_write;
 mod runs;
 mod scale;
 mod scatter_rows;
@@ -342,6 +343,7 @@ pub const TABLES: &[(&str, Table)] = &[
     (ops::matmul_by_id::MatmulById::NAME, matmul_by_id::cases),
     (ops::rope::Rope::NAME, rope::cases),
     (ops::kv_write::KvWrite::NAME, kv_write::cases),
+    (ops::rope_kv_write::RopeKvWrite::NAME, rope_kv_write::cases),
     (ops::attention::Attention::NAME, attention::cases),
     (ops::moe_route::MoeRoute::NAME, moe_route::cases),
     (ops::moe_combine::MoeCombine::NAME, moe_combine::cases),

@@ -394,6 +394,19 @@ fn judge_cell(
         }
         return Ok(used);
     }
+    if reach.iter().any(|&reach| reach > 0.0) {
+        for (b, block) in got_blocks.chunks_exact(dtype.block_bytes()).enumerate() {
+            let range = b * dtype.block_elems()..((b + 1) * dtype.block_elems()).min(exact.len());
+            judge_computed_block(
+                dtype,
+                block,
+                &have[range.clone()],
+                (&exact[range.clone()], &reach[range]),
+            )
+            .map_err(|text| format!("block {b}: {text}"))?;
+        }
+        return Ok(1.0);
+    }
     let elems = dtype.block_elems();
     for (b, (want_block, got_block)) in want_blocks
         .chunks_exact(dtype.block_bytes())
@@ -446,6 +459,74 @@ fn judge_cell(
     Ok(used)
 }
 
+/// Whether a block is what an encoder makes of values that are off by up to `reach`: a scale that one of those values
+/// gives, and every code the nearest one or, beyond the range of codes, its end.
+fn judge_computed_block(
+    dtype: DType,
+    block: &[u8],
+    have: &[f32],
+    (exact, reach): (&[f32], &[f64]),
+) -> Result<(), String> {
+    let elems = dtype.block_elems();
+    // What is beyond the head is zero.
+    let mut padded = exact.to_vec();
+    padded.resize(elems, 0.0);
+    let slack = reach.iter().copied().fold(0.0, f64::max);
+    let f16 = |at: usize| half::f16::from_le_bytes([block[at], block[at + 1]]).to_f64();
+    let (d, low) = unrounded(dtype, &padded);
+    let is_ranged = matches!(dtype, DType::Q4_1 | DType::Q5_1);
+    let (scale, minimum) = (f16(0), if is_ranged { f16(2) } else { 0.0 });
+    // A unit of f16, which the device may be off by, on top of what the values allow.
+    let unit = |v: f64| 1.01 * v.abs() / 1024.0 + 1.0 / 16_777_216.0;
+    let (steps, n_codes) = match dtype {
+        DType::Q8_0 => (127.0, 254.0),
+        DType::Q4_0 => (8.0, 15.0),
+        DType::Q5_0 => (16.0, 31.0),
+        DType::Q4_1 => (15.0 / 2.0, 15.0),
+        DType::Q5_1 => (31.0 / 2.0, 31.0),
+        other => unreachable!("{other} is no block type of caches"),
+    };
+    // The sign of these scales is that of the value of largest magnitude, which may be either of two.
+    let rivals = |v: &f32| f64::from(v.abs()) + 2.0 * slack >= d.abs() * steps;
+    let may_turn = matches!(dtype, DType::Q4_0 | DType::Q5_0)
+        && padded.iter().any(|v| rivals(v) && f64::from(*v) * d > 0.0);
+    let off = (scale - d).abs().min(if may_turn {
+        (scale + d).abs()
+    } else {
+        f64::MAX
+    });
+    if !(off <= unit(d) + slack / steps) {
+        return Err(format!("its scale is {scale}, expected {d}"));
+    }
+    if is_ranged && !((minimum - low).abs() <= unit(low) + slack) {
+        return Err(format!("its minimum is {minimum}, expected {low}"));
+    }
+    for (i, ((&z, &x), &reach)) in have.iter().zip(exact).zip(reach).enumerate() {
+        let x = f64::from(x);
+        // From the first code to the last.
+        let ends = match dtype {
+            DType::Q8_0 => [-127.0 * scale, 127.0 * scale],
+            DType::Q4_0 => [-8.0 * scale, 7.0 * scale],
+            DType::Q5_0 => [-16.0 * scale, 15.0 * scale],
+            _ => [minimum, minimum + n_codes * scale],
+        };
+        let nearest = x.clamp(ends[0].min(ends[1]), ends[0].max(ends[1]));
+        // Codes are chosen by scale and minimum before they are rounded.
+        let z = f64::from(z);
+        let code = if scale == 0.0 {
+            0.0
+        } else {
+            ((z - minimum) / scale).abs()
+        };
+        let rounded = (code + 0.5) * unit(d) + if is_ranged { unit(low) } else { 0.0 };
+        let bound = (0.5 + TIE) * scale.abs() + reach + rounded;
+        if !((z - nearest).abs() <= bound) {
+            return Err(format!("element {i} of {x} is {z}, bound {bound:.3e}"));
+        }
+    }
+    Ok(())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -464,6 +545,46 @@ mod tests {
         alpha: 1e-9,
         nmse: 1e-13,
     };
+
+    #[test]
+    fn a_wrong_code_of_a_computed_block_fails() {
+        let exact: Vec<f32> = (0..32)
+            .map(|i| ((i * 37 % 32) as f32 - 15.3) / 7.0)
+            .collect();
+        let reach = vec![1e-6; 32];
+        for dtype in [
+            DType::Q8_0,
+            DType::Q4_0,
+            DType::Q4_1,
+            DType::Q5_0,
+            DType::Q5_1,
+        ] {
+            let cell = CacheRow::new(dtype, 32);
+            let judge = |values: &[f32], change: &dyn Fn(&mut Vec<u8>)| {
+                let mut blocks = vec![0; dtype.block_bytes()];
+                format::encode_row(dtype, values, &mut blocks);
+                change(&mut blocks);
+                let mut padded = blocks.clone();
+                padded.resize(dtype.row_bytes(cell.padded_elems()).unwrap(), 0);
+                let mut words = vec![0; cell.n_words() * 4];
+                cell.pack(&padded, &mut words);
+                judge_cell(dtype, cell, &words, &words, (&exact, &reach))
+            };
+            judge(&exact, &|_| {}).unwrap_or_else(|error| panic!("{dtype}: {error}"));
+            let near: Vec<f32> = exact.iter().map(|v| v + 5e-7).collect();
+            judge(&near, &|_| {}).unwrap_or_else(|error| panic!("{dtype}, near: {error}"));
+            let far: Vec<f32> = exact.iter().map(|v| v * 1.01).collect();
+            assert!(judge(&far, &|_| {}).is_err(), "{dtype}: another scale");
+            let last = dtype.block_bytes() - 1;
+            let code = |blocks: &mut Vec<u8>| blocks[last] = blocks[last].wrapping_add(1);
+            assert!(judge(&exact, &code).is_err(), "{dtype}: another code");
+            let scale = |blocks: &mut Vec<u8>| blocks[0] = blocks[0].wrapping_add(4);
+            assert!(
+                judge(&exact, &scale).is_err(),
+                "{dtype}: the scale four units off"
+            );
+        }
+    }
 
     #[test]
     fn a_planted_nan_fails() {

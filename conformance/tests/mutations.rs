@@ -208,14 +208,14 @@ const FAULTS: &[Fault] = &[
     Fault {
         op: "rope",
         ids: "mode=neox",
-        file: "rope",
+        file: "lib/rotate",
         from: "coarse.x * fine.x - coarse.y * fine.y",
         to: "coarse.x * fine.x + coarse.y * fine.y",
     },
     Fault {
         op: "kv_write",
         ids: "type=q8_0",
-        file: "kv_write",
+        file: "lib/kv_encode",
         from: "abs(largest) / 127.0",
         to: "abs(largest) / 128.0",
     },
@@ -223,9 +223,17 @@ const FAULTS: &[Fault] = &[
     Fault {
         op: "kv_write",
         ids: "type=q4_0",
-        file: "kv_write",
+        file: "lib/kv_encode",
         from: "    workgroupBarrier();\n    if (cell == NONE",
         to: "    if (cell == NONE",
+    },
+    // Keys are taken from among the queries.
+    Fault {
+        op: "rope_kv_write",
+        ids: "type=f16",
+        file: "rope_kv_write",
+        from: "(p.n_heads + row % p.n_kv_heads)",
+        to: "(row % p.n_kv_heads)",
     },
     Fault {
         op: "gather_rows",
@@ -361,7 +369,7 @@ const CUDA_FAULTS: &[Fault] = &[
     Fault {
         op: "kv_write",
         ids: "type=q4_0",
-        file: "kv_write.cu",
+        file: "lib/kv_encode.cuh",
         from: "shuffle(high, first_lane + i)",
         to: "shuffle(high, first_lane + i - 1u)",
     },
@@ -401,7 +409,7 @@ const CUDA_FAULTS: &[Fault] = &[
     Fault {
         op: "rope",
         ids: "mode=neox",
-        file: "rope.cu",
+        file: "lib/rotate.cuh",
         from: "coarse.x * fine.x - coarse.y * fine.y",
         to: "coarse.x * fine.x + coarse.y * fine.y",
     },

@@ -34,6 +34,7 @@ pub mod ple_gate;
 pub mod quantize_q8;
 pub mod rms_norm;
 pub mod rope;
+pub mod rope_kv_write;
 pub(crate) mod runs;
 pub mod scale;
 pub mod scatter_rows;
@@ -72,6 +73,7 @@ pub const NAMES: &[&str] = &[
     "matmul_by_id",
     "rope",
     "kv_write",
+    "rope_kv_write",
     "attention",
     "moe_route",
     "moe_combine",

@@ -39,6 +39,7 @@ pub mod ple_gate;
 pub mod quantize_q8;
 pub mod rms_norm;
 pub mod rope;
+pub mod rope_kv_write;
 pub mod scale;
 pub mod scatter_rows;
 pub mod softcap;

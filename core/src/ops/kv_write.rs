@@ -31,7 +31,7 @@ use crate::tensor::{Layout, TensorDesc};
 
 /// Threads of a block. A multiple of 16, so that two neighbouring cache blocks, whose scales share a word, are
 /// encoded together.
-const THREADS: u32 = 64;
+pub(super) const THREADS: u32 = 64;
 
 /// See the [module](self).
 #[derive(Clone, Debug, PartialEq)]
@@ -73,43 +73,25 @@ impl Op for KvWrite {
     fn launches(&self, operands: Operands<'_>, caps: &Caps) -> Result<Launches, OpError> {
         let [x, slots] = take(Self::NAME, operands.inputs)?;
         let [cache] = take(Self::NAME, operands.inouts)?;
-        let row = page_row(cache)?;
-        let dtype = cache.dtype;
-        // Plain types: a thread makes a word. Blocks: a thread owns 4 elements, and a row is an even number of blocks.
-        let items = if dtype.is_block() {
-            row.padded_elems().next_multiple_of(64) / 4
-        } else {
-            row.n_words()
-        };
-        let bits = match dtype {
-            DType::F32 => 32,
-            DType::Q8_0 => 8,
-            DType::Q5_0 | DType::Q5_1 => 5,
-            DType::Q4_0 | DType::Q4_1 => 4,
-            _ => 16,
-        };
-        let n_items = x.rows() * items;
+        let cells = Cells::new(x, cache)?;
         Ok(Launches::one(Launch {
-            entry: if dtype.is_block() {
+            entry: if cache.dtype.is_block() {
                 "kv_write_blocks"
             } else {
                 Self::NAME
             },
-            spec: Spec::threads(THREADS)
-                .with("BITS", bits)
-                .flag("BF16", dtype == DType::BF16)
-                .flag("RANGED", matches!(dtype, DType::Q4_1 | DType::Q5_1)),
+            spec: encoder(Spec::threads(THREADS), cache.dtype),
             params: Params::new()
-                .u32("n_items", n_items)
-                .u32("items", items)
+                .u32("n_items", cells.n_items)
+                .u32("items", cells.items)
                 .u32("n_heads", x.shape[1])
                 .u32("head_dim", x.last())
                 .u32("n_cells", cache.shape[0] * PAGE)
-                .u32("row_words", row.n_words())
-                .u32("narrow", row.narrow_words())
+                .u32("row_words", cells.row.n_words())
+                .u32("narrow", cells.row.narrow_words())
                 .u32("slots_off", slots.offset)
                 .rows(Self::NAME, "x", x)?,
-            grid: fold_grid(n_items.div_ceil(THREADS as usize), caps)?,
+            grid: fold_grid(cells.n_blocks(), caps)?,
             bindings: vec![Binding::Input(0), Binding::Input(1), Binding::Inout(0)],
         }))
     }
@@ -139,6 +121,54 @@ impl Op for KvWrite {
     fn as_any(&self) -> &dyn std::any::Any {
         self
     }
+}
+
+/// How the threads of an encoder share the rows of a step.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Cells {
+    /// Layout of a cell.
+    pub(super) row: CacheRow,
+    /// Threads of a row.
+    pub(super) items: usize,
+    /// Threads of all rows.
+    pub(super) n_items: usize,
+}
+
+impl Cells {
+    /// Of the rows of `x` in a cache.
+    pub(super) fn new(x: &TensorDesc, cache: &TensorDesc) -> Result<Self, OpError> {
+        let row = page_row(cache)?;
+        // Plain types: a thread makes a word. Blocks: a thread owns 4 elements, and a row is an even number of blocks.
+        let items = if cache.dtype.is_block() {
+            row.padded_elems().next_multiple_of(64) / 4
+        } else {
+            row.n_words()
+        };
+        Ok(Self {
+            row,
+            items,
+            n_items: x.rows() * items,
+        })
+    }
+
+    /// Blocks of threads.
+    pub(super) fn n_blocks(&self) -> usize {
+        self.n_items.div_ceil(THREADS as usize)
+    }
+}
+
+/// Adds what the encoder of a cache type is specialised by.
+pub(super) fn encoder(spec: Spec, dtype: DType) -> Spec {
+    let bits = match dtype {
+        DType::F32 => 32,
+        DType::Q8_0 => 8,
+        DType::Q5_0 | DType::Q5_1 => 5,
+        DType::Q4_0 | DType::Q4_1 => 4,
+        _ => 16,
+    };
+    spec.with("BITS", bits)
+        .flag("BF16", dtype == DType::BF16)
+        .flag("RANGED", matches!(dtype, DType::Q4_1 | DType::Q5_1))
 }
 
 /// Refuses an operand that is not a vector of `n` indices or positions.

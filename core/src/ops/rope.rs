@@ -32,7 +32,7 @@ use crate::tensor::TensorDesc;
 /// Rows of the table with consecutive positions; later rows are this many positions apart.
 pub const FINE: usize = 256;
 
-const THREADS: u32 = 64;
+pub(super) const THREADS: u32 = 64;
 
 /// Which channels form a pair, and which position turns it.
 ///
@@ -170,51 +170,12 @@ impl Op for Rope {
 
     fn launches(&self, operands: Operands<'_>, caps: &Caps) -> Result<Launches, OpError> {
         let [x, pos, table] = take(Self::NAME, operands.inputs)?;
-        let n_heads = x.shape[1];
-        // The angle is the same for all heads. In software a thread rotates all of them, because loads are dear;
-        // elsewhere one, because threads are what there is plenty of.
-        let heads_per_thread = match caps.class {
-            DeviceClass::Software => n_heads.max(1),
-            _ => 1,
-        };
-        let pairs = self.n_rot / 2;
-        let items = pairs + x.last() - self.n_rot;
-        let n_items = x.shape[0] * n_heads.div_ceil(heads_per_thread) * items;
-        let (first, second) = match self.mode {
-            RopeMode::Norm => (2, 1),
-            RopeMode::Neox | RopeMode::Mrope(_) | RopeMode::Imrope(_) => (1, pairs),
-        };
-        let sections = match self.mode {
-            RopeMode::Norm | RopeMode::Neox => 0,
-            RopeMode::Mrope(_) => 1,
-            RopeMode::Imrope(_) => 2,
-        };
-        let [t, h, w, e] = self.mode.sections().unwrap_or_default();
-        // One position a token, or four.
-        let pos_axis = if pos.rank() == 2 { x.shape[0] } else { 0 };
+        let turn = Turn::new(self, x, caps);
         Ok(Launches::one(Launch {
             entry: Self::NAME,
-            spec: Spec::threads(THREADS).with("SECTIONS", sections),
-            params: Params::new()
-                .u32("n_items", n_items)
-                .u32("items", items)
-                .u32("n_heads", n_heads)
-                .u32("heads_per_thread", heads_per_thread)
-                .u32("head_dim", x.last())
-                .u32("pairs", pairs)
-                .u32("first", first)
-                .u32("second", second)
-                .u32("n_coarse", table.shape[0] - FINE)
-                .u32("x_s0", x.strides[0])
-                .u32("x_s1", x.strides[1])
-                .u32("x_off", x.offset)
-                .u32("pos_off", pos.offset)
-                .u32("pos_axis", pos_axis)
-                .u32("section_t", t as usize)
-                .u32("section_h", h as usize)
-                .u32("section_w", w as usize)
-                .u32("section_e", e as usize),
-            grid: fold_grid(n_items.div_ceil(THREADS as usize), caps)?,
+            spec: turn.spec(Spec::threads(THREADS)),
+            params: turn.params(Params::new(), x, pos, table),
+            grid: fold_grid(turn.n_blocks(), caps)?,
             bindings: vec![
                 Binding::Input(0),
                 Binding::Input(1),
@@ -248,5 +209,91 @@ impl Op for Rope {
 
     fn as_any(&self) -> &dyn std::any::Any {
         self
+    }
+}
+
+/// How the threads of a rotation share the heads of a step.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Turn {
+    mode: RopeMode,
+    n_heads: usize,
+    heads_per_thread: usize,
+    pairs: usize,
+    /// Threads of a token's part of the heads.
+    items: usize,
+    n_items: usize,
+}
+
+impl Turn {
+    /// Of the heads of `x`.
+    pub(super) fn new(op: &Rope, x: &TensorDesc, caps: &Caps) -> Self {
+        let n_heads = x.shape[1];
+        // The angle is the same for all heads. In software a thread rotates all of them, because loads are dear;
+        // elsewhere one, because threads are what there is plenty of.
+        let heads_per_thread = match caps.class {
+            DeviceClass::Software => n_heads.max(1),
+            _ => 1,
+        };
+        let pairs = op.n_rot / 2;
+        let items = pairs + x.last() - op.n_rot;
+        Self {
+            mode: op.mode,
+            n_heads,
+            heads_per_thread,
+            pairs,
+            items,
+            n_items: x.shape[0] * n_heads.div_ceil(heads_per_thread) * items,
+        }
+    }
+
+    /// Blocks of threads.
+    pub(super) fn n_blocks(&self) -> usize {
+        self.n_items.div_ceil(THREADS as usize)
+    }
+
+    /// Adds what a rotation is specialised by.
+    pub(super) fn spec(&self, spec: Spec) -> Spec {
+        let sections = match self.mode {
+            RopeMode::Norm | RopeMode::Neox => 0,
+            RopeMode::Mrope(_) => 1,
+            RopeMode::Imrope(_) => 2,
+        };
+        spec.with("SECTIONS", sections)
+    }
+
+    /// Adds the parameters of `lib/rotate`.
+    pub(super) fn params(
+        &self,
+        params: Params,
+        x: &TensorDesc,
+        pos: &TensorDesc,
+        table: &TensorDesc,
+    ) -> Params {
+        let (first, second) = match self.mode {
+            RopeMode::Norm => (2, 1),
+            RopeMode::Neox | RopeMode::Mrope(_) | RopeMode::Imrope(_) => (1, self.pairs),
+        };
+        let [t, h, w, e] = self.mode.sections().unwrap_or_default();
+        // One position a token, or four.
+        let pos_axis = if pos.rank() == 2 { x.shape[0] } else { 0 };
+        params
+            .u32("n_items", self.n_items)
+            .u32("items", self.items)
+            .u32("n_heads", self.n_heads)
+            .u32("heads_per_thread", self.heads_per_thread)
+            .u32("head_dim", x.last())
+            .u32("pairs", self.pairs)
+            .u32("first", first)
+            .u32("second", second)
+            .u32("n_coarse", table.shape[0] - FINE)
+            .u32("x_s0", x.strides[0])
+            .u32("x_s1", x.strides[1])
+            .u32("x_off", x.offset)
+            .u32("pos_off", pos.offset)
+            .u32("pos_axis", pos_axis)
+            .u32("section_t", t as usize)
+            .u32("section_h", h as usize)
+            .u32("section_w", w as usize)
+            .u32("section_e", e as usize)
     }
 }

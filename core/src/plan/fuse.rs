@@ -1,7 +1,10 @@
 //! Pass `fuse`: replaces sequences of nodes by the fused ops of the catalogue.
 //!
 //! - `add` whose sum is normalised becomes `add_rms_norm`, which writes both the sum and its norm;
-//! - `hc_combine` whose streams are normalised becomes `hc_combine_norm` likewise.
+//! - `hc_combine` whose streams are normalised becomes `hc_combine_norm` likewise;
+//! - `rope` of queries and keys, and the writes of those keys and their values, become `rope_kv_write`.
+
+mod cache_write;
 
 use std::sync::Arc;
 
@@ -31,6 +34,13 @@ pub fn fuse(mut graph: Graph) -> Graph {
                 output: 1,
             };
             graph.nodes[add] = fused;
+        }
+    }
+    for rope in 0..graph.nodes.len() {
+        if let Some(write) = cache_write::find(&graph, rope, &removed) {
+            cache_write::replace(&mut graph, rope, &write);
+            removed[rope] = true;
+            removed[write.k_write] = true;
         }
     }
     without(graph, &removed)
