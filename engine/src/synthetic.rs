@@ -13,9 +13,9 @@
 //! # Types
 //! Every matrix has TYPE, as in a file of one type, but
 //!
-//! - norms, biases, scales and routers are f32;
+//! - norms, biases, scales, routers and the projections of indexers are f32;
 //! - `output`, or `token_embd` where it is also the output, is `q6_k` if TYPE has fewer bits;
-//! - `token_embd` is `q8_0` for `nvfp4`, whose second scale belongs to products;
+//! - `token_embd` and tables of n-grams are `q8_0` for `nvfp4`, whose second scale belongs to products;
 //! - a row that is no whole number of blocks takes the fallback that converters take: `q4_k` -> `q5_0`,
 //!   `q5_k` -> `q5_1`, `q6_k` -> `q8_0`, `tq*` -> `q4_0`, other blocks -> `iq4_nl`, anything else `f16`.
 //!
@@ -31,6 +31,7 @@
 mod blocks;
 mod outline;
 mod sizes;
+mod streams;
 mod vocab;
 
 use std::collections::BTreeMap;

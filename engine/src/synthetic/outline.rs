@@ -98,8 +98,25 @@ impl Outline {
         self.push(name, DType::F32, vec![values.len()], Law::Values(values));
     }
 
+    /// A matrix `LABEL.weight` of which rows are read, not multiplied with, in TYPE or, for `nvfp4`, in `q8_0`.
+    pub(super) fn table(&mut self, label: &str, shape: &[usize], deviation: f32) {
+        let d_in = shape.last().copied().unwrap_or(1);
+        let dtype = match self.dtype {
+            DType::NVFP4 => for_rows(DType::Q8_0, d_in),
+            dtype => for_rows(dtype, d_in),
+        };
+        let law = Law::Spread(deviation);
+        self.push(format!("{label}.weight"), dtype, shape.to_vec(), law);
+    }
+
     /// Vocabulary, embedding, final norm and head. `tied`: the embedding is the head.
     pub(super) fn ends(&mut self, n_vocab: usize, d_model: usize, tied: bool) {
+        self.embedding_and_head(n_vocab, d_model, tied);
+        self.norm("output_norm", d_model, 1.0);
+    }
+
+    /// The same without the norm.
+    pub(super) fn embedding_and_head(&mut self, n_vocab: usize, d_model: usize, tied: bool) {
         self.size("vocab_size", n_vocab);
         vocab::put(&mut self.metadata, n_vocab);
         // A head may not lose what the layers made: six bits at least, as in published files.
@@ -108,22 +125,14 @@ impl Outline {
         } else {
             for_rows(self.dtype, d_model)
         };
-        let table = match (tied, self.dtype) {
-            (true, _) => head,
-            (false, DType::NVFP4) => for_rows(DType::Q8_0, d_model),
-            (false, dtype) => for_rows(dtype, d_model),
-        };
-        let law = Law::Spread((LOGIT_DEVIATION / (d_model as f32).sqrt()).max(LEAST_DEVIATION));
-        let shape = vec![n_vocab, d_model];
-        self.push(
-            "token_embd.weight".to_owned(),
-            table,
-            shape.clone(),
-            law.clone(),
-        );
-        self.norm("output_norm", d_model, 1.0);
-        if !tied {
-            self.push("output.weight".to_owned(), head, shape, law);
+        let deviation = (LOGIT_DEVIATION / (d_model as f32).sqrt()).max(LEAST_DEVIATION);
+        let (label, shape) = ("token_embd", [n_vocab, d_model]);
+        let law = Law::Spread(deviation);
+        if tied {
+            self.push(format!("{label}.weight"), head, shape.to_vec(), law);
+        } else {
+            self.table(label, &shape, deviation);
+            self.push("output.weight".to_owned(), head, shape.to_vec(), law);
         }
     }
 }

@@ -16,6 +16,7 @@
 //! layer at least once, a vocabulary of 512. The tests run it in every type without another line.
 
 use super::outline::Outline;
+use super::streams::{Ngrams, Streamed, streamed};
 use crate::gguf::{Array, Value};
 
 /// Adds keys and tensors to an outline.
@@ -174,6 +175,15 @@ pub(super) const FAMILIES: &[Family] = &[
         ],
     },
     Family {
+        arch: "qwen4exp",
+        sizes: &[
+            ("tiny", |o| streamed(o, &TINY_STREAMED)),
+            // The layers of a large one in the same proportions, for measuring what depth costs.
+            ("tiny-deep", |o| streamed(o, &TINY_DEEP)),
+            ("177b-a7b", |o| streamed(o, &QWEN4EXP)),
+        ],
+    },
+    Family {
         arch: "qwen3moe",
         sizes: &[
             ("tiny", |o| {
@@ -228,17 +238,17 @@ pub(super) const FAMILIES: &[Family] = &[
     reason = "each is a fact of an architecture"
 )]
 #[derive(Clone, Copy)]
-struct Dense {
-    n_layers: usize,
-    d_model: usize,
+pub(super) struct Dense {
+    pub(super) n_layers: usize,
+    pub(super) d_model: usize,
     /// Query heads, key and value heads, size of a head.
     heads: [usize; 3],
     d_ff: usize,
-    n_vocab: usize,
+    pub(super) n_vocab: usize,
     n_ctx: usize,
     rope_theta: f32,
     eps: f32,
-    tied: bool,
+    pub(super) tied: bool,
     qkv_bias: bool,
     qk_norm: bool,
     /// Norms behind each branch, as gemma has them.
@@ -382,8 +392,8 @@ fn gemma3(n_layers: usize, d_model: usize, heads: [usize; 3], d_ff: usize, windo
 
 /// A decoder of delta nets and gated attention: one layer in four is attention.
 #[derive(Clone, Copy)]
-struct Hybrid {
-    dense: Dense,
+pub(super) struct Hybrid {
+    pub(super) dense: Dense,
     /// Rotated channels of a head, and how their pairs are shared between axes.
     n_rot: usize,
     sections: Option<[i32; 4]>,
@@ -444,14 +454,115 @@ fn qwen3next_of(model: Hybrid) -> Hybrid {
     }
 }
 
+const TINY_STREAMED: Streamed = Streamed {
+    hybrid: Hybrid {
+        dense: Dense {
+            experts: Some([8, 2, 256]),
+            d_ff: 0,
+            ..TINY_HYBRID.dense
+        },
+        ..TINY_HYBRID
+    },
+    streams: [4, 256],
+    indexer: [2, 32, 64, 4],
+    ngrams: Ngrams {
+        longest: 3,
+        n_heads: 2,
+        width: 64,
+        n_rows: 100,
+        eos: 2,
+        image: 3,
+    },
+};
+
+const TINY_DEEP: Streamed = Streamed {
+    hybrid: Hybrid {
+        dense: Dense {
+            n_layers: 8,
+            d_model: 512,
+            heads: [6, 1, 64],
+            n_ctx: 262_144,
+            experts: Some([32, 10, 128]),
+            ..TINY_STREAMED.hybrid.dense
+        },
+        n_rot: 16,
+        delta: [4, 12, 32, 4],
+        ..TINY_HYBRID
+    },
+    streams: [4, 64],
+    indexer: [4, 32, 2048, 4],
+    ngrams: Ngrams {
+        n_heads: 8,
+        width: 32,
+        n_rows: 10_000,
+        ..TINY_STREAMED.ngrams
+    },
+};
+
+/// Qwen3.8-Flash-Next.
+const QWEN4EXP: Streamed = Streamed {
+    hybrid: Hybrid {
+        dense: Dense {
+            n_layers: 48,
+            d_model: 2560,
+            heads: [24, 2, 256],
+            d_ff: 0,
+            n_vocab: 248_320,
+            n_ctx: 262_144,
+            experts: Some([512, 10, 640]),
+            ..TINY_HYBRID.dense
+        },
+        n_rot: 64,
+        sections: Some([11, 11, 10, 0]),
+        delta: [16, 48, 128, 4],
+    },
+    streams: [4, 320],
+    indexer: [4, 128, 2048, 4],
+    ngrams: Ngrams {
+        longest: 3,
+        n_heads: 8,
+        width: 160,
+        n_rows: 20_000_000,
+        eos: 248_044,
+        image: 248_056,
+    },
+};
+
+/// Attention is every so many layers.
+const INTERVAL: usize = 4;
+
+impl Hybrid {
+    /// Whether a layer is attention.
+    pub(super) fn is_attention(&self, layer: usize) -> bool {
+        (layer + 1).is_multiple_of(INTERVAL)
+    }
+}
+
 /// Keys and tensors of a decoder of delta nets and gated attention.
 fn hybrid(o: &mut Outline, m: &Hybrid) {
-    const INTERVAL: usize = 4;
+    let (d, d_ff) = (m.dense.d_model, m.dense.d_ff);
+    hybrid_keys(o, m);
+    o.ends(m.dense.n_vocab, d, m.dense.tied);
+    for layer in 0..m.dense.n_layers {
+        let name = |what: &str| format!("blk.{layer}.{what}");
+        o.norm(&name("attn_norm"), d, 1.0);
+        mixer(o, m, layer);
+        o.norm(&name("post_attention_norm"), d, 1.0);
+        if m.dense.experts.is_some() {
+            experts_and_shared(o, layer, &m.dense);
+        } else {
+            o.matrix(&name("ffn_gate"), &[d_ff, d]);
+            o.matrix(&name("ffn_up"), &[d_ff, d]);
+            o.matrix(&name("ffn_down"), &[d, d_ff]);
+        }
+    }
+}
+
+/// Keys of such a decoder.
+pub(super) fn hybrid_keys(o: &mut Outline, m: &Hybrid) {
     let [n_heads, n_kv_heads, head_dim] = m.dense.heads;
     let [n_k, n_v, state, taps] = m.delta;
     let (d, d_ff) = (m.dense.d_model, m.dense.d_ff);
-    let (d_q, d_kv, inner) = (n_heads * head_dim, n_kv_heads * head_dim, n_v * state);
-    let n_channels = 2 * n_k * state + inner;
     o.size("block_count", m.dense.n_layers);
     o.size("context_length", m.dense.n_ctx);
     o.size("embedding_length", d);
@@ -482,47 +593,44 @@ fn hybrid(o: &mut Outline, m: &Hybrid) {
     o.size("ssm.state_size", state);
     o.size("ssm.group_count", n_k);
     o.size("ssm.time_step_rank", n_v);
-    o.size("ssm.inner_size", inner);
-    o.ends(m.dense.n_vocab, d, m.dense.tied);
-    for layer in 0..m.dense.n_layers {
-        let name = |what: &str| format!("blk.{layer}.{what}");
-        o.norm(&name("attn_norm"), d, 1.0);
-        if (layer + 1).is_multiple_of(INTERVAL) {
-            o.matrix(&name("attn_q"), &[2 * d_q, d]);
-            o.matrix(&name("attn_k"), &[d_kv, d]);
-            o.matrix(&name("attn_v"), &[d_kv, d]);
-            o.norm(&name("attn_q_norm"), head_dim, 1.0);
-            o.norm(&name("attn_k_norm"), head_dim, 1.0);
-            o.matrix(&name("attn_output"), &[d, d_q]);
+    o.size("ssm.inner_size", n_v * state);
+}
+
+/// Tensors of attention or of a delta net, whichever the layer is.
+pub(super) fn mixer(o: &mut Outline, m: &Hybrid, layer: usize) {
+    let [n_heads, n_kv_heads, head_dim] = m.dense.heads;
+    let [n_k, n_v, state, taps] = m.delta;
+    let (d_q, d_kv, inner) = (n_heads * head_dim, n_kv_heads * head_dim, n_v * state);
+    let (d, n_channels) = (m.dense.d_model, 2 * n_k * state + inner);
+    let name = |what: &str| format!("blk.{layer}.{what}");
+    if m.is_attention(layer) {
+        o.matrix(&name("attn_q"), &[2 * d_q, d]);
+        o.matrix(&name("attn_k"), &[d_kv, d]);
+        o.matrix(&name("attn_v"), &[d_kv, d]);
+        o.norm(&name("attn_q_norm"), head_dim, 1.0);
+        o.norm(&name("attn_k_norm"), head_dim, 1.0);
+        o.matrix(&name("attn_output"), &[d, d_q]);
+    } else {
+        o.matrix(&name("attn_qkv"), &[n_channels, d]);
+        o.matrix(&name("attn_gate"), &[inner, d]);
+        o.vector(name("ssm_conv1d.weight"), &[n_channels, taps], 0.0, 0.5);
+        o.vector(name("ssm_dt.bias"), &[n_v], 0.0, 1.0);
+        // From heads that forget slowly to heads that forget within a few tokens.
+        o.vector(name("ssm_a"), &[n_v], -1.0, 0.95);
+        if m.sections.is_some() {
+            o.matrix(&name("ssm_beta"), &[n_v, d]);
+            o.matrix(&name("ssm_alpha"), &[n_v, d]);
         } else {
-            o.matrix(&name("attn_qkv"), &[n_channels, d]);
-            o.matrix(&name("attn_gate"), &[inner, d]);
-            o.vector(name("ssm_conv1d.weight"), &[n_channels, taps], 0.0, 0.5);
-            o.vector(name("ssm_dt.bias"), &[n_v], 0.0, 1.0);
-            // From heads that forget slowly to heads that forget within a few tokens.
-            o.vector(name("ssm_a"), &[n_v], -1.0, 0.95);
-            if m.sections.is_some() {
-                o.matrix(&name("ssm_beta"), &[n_v, d]);
-                o.matrix(&name("ssm_alpha"), &[n_v, d]);
-            } else {
-                o.matrix(&name("ssm_ba"), &[2 * n_v, d]);
-            }
-            o.norm(&name("ssm_norm"), state, 1.0);
-            o.matrix(&name("ssm_out"), &[d, inner]);
+            o.matrix(&name("ssm_ba"), &[2 * n_v, d]);
         }
-        o.norm(&name("post_attention_norm"), d, 1.0);
-        if let Some(experts) = m.dense.experts {
-            sparse_ffn(o, layer, d, experts);
-        } else {
-            o.matrix(&name("ffn_gate"), &[d_ff, d]);
-            o.matrix(&name("ffn_up"), &[d_ff, d]);
-            o.matrix(&name("ffn_down"), &[d, d_ff]);
-        }
+        o.norm(&name("ssm_norm"), state, 1.0);
+        o.matrix(&name("ssm_out"), &[d, inner]);
     }
 }
 
 /// Tensors of the experts of a layer, and of the one that every token uses, which is as wide as the others.
-fn sparse_ffn(o: &mut Outline, layer: usize, d: usize, [n_experts, _, d_ff]: [usize; 3]) {
+pub(super) fn experts_and_shared(o: &mut Outline, layer: usize, m: &Dense) {
+    let (d, [n_experts, _, d_ff]) = (m.d_model, m.experts.unwrap_or_default());
     let name = |what: &str| format!("blk.{layer}.{what}");
     experts(o, layer, d, [n_experts, d_ff]);
     o.float_matrix(&name("ffn_gate_inp_shexp"), &[d]);
