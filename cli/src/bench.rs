@@ -83,7 +83,7 @@ pub(crate) struct BenchArgs {
     /// and launches on the device by op; and what takes up the device's memory
     #[arg(long)]
     explain: bool,
-    /// Time every launch of one decode step on the device, summed over layers
+    /// Time every launch of one decode step at the greatest depth on the device, medians of -r runs, summed over layers
     #[arg(long)]
     profile: bool,
 }
@@ -129,10 +129,14 @@ pub(crate) fn bench(args: &BenchArgs) -> Result<()> {
         bail!("--explain has no place in the csv; use -o json or leave -o out");
     }
     let tests = tests(args);
+    let deepest = args.depth.iter().copied().max().unwrap_or(0);
     if tests.is_empty() {
         bail!("nothing to measure: -p and -n are both 0");
     }
-    let needed = tests.iter().map(Test::longest).max().unwrap_or(0);
+    let mut needed = tests.iter().map(Test::longest).max().unwrap_or(0);
+    if args.profile {
+        needed = needed.max(deepest + 2);
+    }
     if args.model.ctx_size.is_some_and(|n_ctx| n_ctx < needed) {
         bail!("a context of {needed} tokens is needed for these tests; raise -c or leave it out");
     }
@@ -153,8 +157,7 @@ pub(crate) fn bench(args: &BenchArgs) -> Result<()> {
     let mut out = std::io::stdout().lock();
     table::print(args, &loaded, &rows, &mut out)?;
     if args.profile {
-        let depth = args.depth.iter().copied().max().unwrap_or(0);
-        profile(&mut loaded.context, depth, &mut out)?;
+        profile(&mut loaded.context, deepest, args.repetitions, &mut out)?;
     }
     let memory = loaded.context.device().memory();
     note!(
@@ -166,10 +169,16 @@ pub(crate) fn bench(args: &BenchArgs) -> Result<()> {
 }
 
 /// Times one decode step launch by launch.
-fn profile(context: &mut Context, depth: usize, out: &mut dyn Write) -> Result<()> {
+fn profile(
+    context: &mut Context,
+    depth: usize,
+    repetitions: usize,
+    out: &mut dyn Write,
+) -> Result<()> {
     let (seq, _) = measure::at_depth(context, depth)?;
-    measure::decode(context, &[seq], 1, 1)?;
-    let Some(times) = context.profile_step(1, depth + 2)? else {
+    // What is timed is the last step again. After a filled cache the first one commits all that a record holds.
+    measure::decode(context, &[seq], 2, 1)?;
+    let Some(times) = context.profile_step(1, depth + 2, repetitions)? else {
         note!("this device cannot time launches");
         return Ok(());
     };

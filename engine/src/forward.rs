@@ -580,7 +580,8 @@ impl Context {
         Ok(list)
     }
 
-    /// Times such a step launch by launch, summed over layers, slowest first. `None` where the device cannot tell.
+    /// Times such a step launch by launch, the medians of some repetitions, summed over layers, slowest first. `None`
+    /// where the device cannot tell.
     ///
     /// # Errors
     /// See [`StepError`].
@@ -588,11 +589,26 @@ impl Context {
         &mut self,
         n_tokens: usize,
         len: usize,
+        repetitions: usize,
     ) -> Result<Option<Vec<OpTime>>, StepError> {
         let recording = self.plan(self.shape_of(n_tokens, n_tokens, len, Head::Argmax))?;
-        let Some(times) = self.device.profile(&recording)? else {
-            return Ok(None);
+        let mut runs = Vec::new();
+        for _ in 0..repetitions.max(1) {
+            let Some(times) = self.device.profile(&recording)? else {
+                return Ok(None);
+            };
+            runs.push(times);
+        }
+        let n_launches = runs.first().map_or(0, Vec::len);
+        let median = |launch: usize| {
+            let mut times: Vec<u64> = runs
+                .iter()
+                .filter_map(|run| run.get(launch).copied())
+                .collect();
+            times.sort_unstable();
+            times.get(times.len() / 2).copied().unwrap_or_default()
         };
+        let times: Vec<u64> = (0..n_launches).map(median).collect();
         let mut list = by_node(&recording.plan, times.into_iter());
         list.sort_by_key(|entry| std::cmp::Reverse(entry.ns));
         Ok(Some(list))

@@ -2,7 +2,7 @@
 
 use super::blocks::mix;
 use super::outline::Outline;
-use super::sizes::{Hybrid, experts_and_shared, hybrid_keys, mixer};
+use super::sizes::{Hybrid, experts_and_shared, hybrid_keys, is_attention, mixer};
 use crate::gguf::{Array, Value};
 
 /// A decoder of delta nets and attention to selected blocks, with experts in every layer and a layer of n-grams.
@@ -52,7 +52,7 @@ impl Ngrams {
 
     /// Rows that each head chooses from.
     fn rows(&self) -> Vec<u64> {
-        let is_prime = |n: &u64| (2..).take_while(|d| d * d <= *n).all(|d| n % d != 0);
+        let is_prime = |n: &u64| (2..=n.isqrt()).all(|d| !n.is_multiple_of(d));
         let heads = (self.longest - 1) * self.n_heads;
         (self.n_rows..).filter(is_prime).take(heads).collect()
     }
@@ -71,11 +71,7 @@ pub(super) fn streamed(o: &mut Outline, m: &Streamed) {
     o.size("attention.indexer.key_length", index_dim);
     o.size("attention.indexer.top_k", top_k);
     let ratio_of = |layer| {
-        if hybrid.is_attention(layer) {
-            ratio as i32
-        } else {
-            0
-        }
+        if is_attention(layer) { ratio as i32 } else { 0 }
     };
     let ratios = (0..n_layers).map(ratio_of).collect();
     o.key(
@@ -132,7 +128,7 @@ pub(super) fn streamed(o: &mut Outline, m: &Streamed) {
             o.vector(name("ple_conv1d.weight"), &[width, N_TAPS], 0.0, 0.5);
         }
         mixer(o, hybrid, layer);
-        if hybrid.is_attention(layer) {
+        if is_attention(layer) {
             o.float_matrix(&name("indexer.q_proj"), &[index_heads * index_dim, d]);
             o.float_matrix(&name("indexer.k_proj"), &[index_dim, d]);
             o.norm(&name("indexer.q_norm"), index_dim, 1.0);
