@@ -2,7 +2,8 @@
 // its experts is an item; a row of a result is an item's.
 // matmul_by_id_order: one block per expert (and one for ids that are none) lists its items in order and cuts them
 // into slots of SLOT: three words each, the expert, the first place in the list, the number of items.
-// matmul_by_id: a block owns 4 * QUADS rows of one expert for the items of a slot; without GROUPED an item is a slot.
+// matmul_by_id: a block owns 4 * QUADS rows of one expert for the items of a slot; without GROUPED an item is a slot,
+// or BATCHED, item j of each token belongs to expert j, and SLOT tokens in order are a slot of each.
 // A thread owns four rows and every KSPLIT-th quad of columns; with GLU four rows of either half. The order of a sum
 // depends on KSPLIT alone. Bound by memory.
 // matmul_by_id_tile: 64 rows by 64 items a block, decoded through shared memory; a thread owns 4 by 4 results.
@@ -17,7 +18,8 @@
 DEVICE unsigned least(unsigned a, unsigned b) { return a < b ? a : b; }
 DEVICE unsigned most(unsigned a, unsigned b) { return a > b ? a : b; }
 
-// What a block has to do: items `first .. first + n` of the list, with the rows `row .. end` of the window.
+// What a block has to do: items `first .. first + n` of the list (BATCHED: of `n` tokens, from item `first` on), with
+// the rows `row .. end` of the window.
 struct Work {
     unsigned expert, first, n, row, end;
 };
@@ -29,6 +31,11 @@ DEVICE Work work_of(const unsigned* route, const Params& p, unsigned slot) {
         work.expert = words[0];
         work.first = least(words[1], p.n_items);
         work.n = least(words[2], p.n_items - work.first);
+    } else if (BATCHED) {
+        unsigned token = slot % p.n_parts * SLOT;
+        work.expert = slot / p.n_parts;
+        work.first = token * p.n_experts + work.expert;
+        work.n = least(SLOT, p.n_items / p.n_experts - token);
     } else {
         work.expert = route[p.ids_off + slot];
         work.first = slot;
@@ -47,9 +54,12 @@ DEVICE Work work_of(const unsigned* route, const Params& p, unsigned slot) {
     return work;
 }
 
-// The item at a place of the list.
-DEVICE unsigned item_at(const unsigned* route, const Params& p, unsigned place) {
-    return GROUPED ? least(route[p.order_at + least(place, p.n_items - 1u)], p.n_items - 1u) : place;
+// Item `j` of a slot.
+DEVICE unsigned item_of(const unsigned* route, const Params& p, const Work& work, unsigned j) {
+    if (GROUPED) {
+        return least(route[p.order_at + least(work.first + j, p.n_items - 1u)], p.n_items - 1u);
+    }
+    return BATCHED ? work.first + j * p.n_experts : work.first;
 }
 
 // Where the activations of an item start.
@@ -112,7 +122,7 @@ DEVICE void store_zeros(const unsigned* route, const Params& p, const Work& work
     unsigned first = 4u * QUADS * row_block;
     unsigned end = work.end == 0u ? 0u : least(first + 4u * QUADS, p.d_y);
     for (unsigned j = 0u; j < work.n; j++) {
-        float* row = y + size_t(item_at(route, p, work.first + j)) * p.d_y;
+        float* row = y + size_t(item_of(route, p, work, j)) * p.d_y;
         for (unsigned i = first + thread_id(); i < end; i += THREADS) {
             row[i] = 0.0f;
         }
@@ -158,7 +168,7 @@ KERNEL matmul_by_id(const float* __restrict__ x_data, const unsigned* __restrict
     unsigned row = 4u * (first_quad + thread % QUADS);
     unsigned item[SLOT];
     for (unsigned t = 0u; t < SLOT; t++) {
-        item[t] = item_at(route, p, work.first + least(t, work.n - 1u));
+        item[t] = item_of(route, p, work, least(t, work.n - 1u));
     }
     float sum[SLOT][HALVES][4] = {};
     for (unsigned quad = thread / QUADS; 4u * quad < p.n; quad += KSPLIT) {
@@ -226,7 +236,7 @@ KERNEL matmul_by_id_tile(const float* __restrict__ x_data, const unsigned* __res
             if (column + 4u * quad < p.n) {
                 unsigned row = first_row + at % OWN + at / OWN * p.d_y;
                 w = weights(w_data, w_table, p, least(row, work.end - 1u), column / 4u + quad);
-                unsigned item = item_at(route, p, work.first + least(at, work.n - 1u));
+                unsigned item = item_of(route, p, work, least(at, work.n - 1u));
                 x = x_quad(x_data, x_start(p, item), column + 4u * quad, p.n);
             }
             float w_of[4] = {w.x, w.y, w.z, w.w}, x_of[4] = {x.x, x.y, x.z, x.w};
@@ -250,7 +260,7 @@ KERNEL matmul_by_id_tile(const float* __restrict__ x_data, const unsigned* __res
         if (own_item + 16u * t >= work.n) {
             continue;
         }
-        unsigned item = item_at(route, p, work.first + own_item + 16u * t);
+        unsigned item = item_of(route, p, work, own_item + 16u * t);
         for (unsigned r = 0u; r < OWN / 16u; r++) {
             unsigned row = first_row + own_row + 16u * r;
             store(ends, p, work, item, row, sum[t][r], sum[t][(r + OWN / 16u) % 4u]);

@@ -2,7 +2,8 @@
 // its experts is an item; a row of a result is an item's.
 // matmul_by_id_order: one block per expert (and one for ids that are none) lists its items in order and cuts them
 // into slots of SLOT: three words each, the expert, the first place in the list, the number of items.
-// matmul_by_id: a block owns 4 * QUADS rows of one expert for the items of a slot; without GROUPED an item is a slot.
+// matmul_by_id: a block owns 4 * QUADS rows of one expert for the items of a slot; without GROUPED an item is a slot,
+// or BATCHED, item j of each token belongs to expert j, and SLOT tokens in order are a slot of each.
 // Threads are those of `matmul`: four rows and every KSPLIT-th step of STEP quads of columns each; with GLU four rows
 // of either half. matmul_by_id_tile: 64 rows by 64 items, for many items on a GPU, decoded through shared memory.
 //
@@ -30,7 +31,8 @@
 var<workgroup> sums: array<vec4<f32>, SUMS>;
 var<workgroup> counts: array<vec2<u32>, THREADS>;
 
-// What a block has to do: items `first .. first + n` of the list, with the rows `row .. end` of the window.
+// What a block has to do: items `first .. first + n` of the list (BATCHED: of `n` tokens, from item `first` on), with
+// the rows `row .. end` of the window.
 struct Work {
     expert: u32,
     first: u32,
@@ -45,6 +47,11 @@ fn work_of(slot: u32) -> Work {
         work.expert = route[3u * slot];
         work.first = min(route[3u * slot + 1u], p.n_items);
         work.n = min(route[3u * slot + 2u], p.n_items - work.first);
+    } else if (BATCHED) {
+        let token = (slot % p.n_parts) * SLOT;
+        work.expert = slot / p.n_parts;
+        work.first = token * p.n_experts + work.expert;
+        work.n = min(SLOT, p.n_items / p.n_experts - token);
     } else {
         work.expert = route[p.ids_off + slot];
         work.first = slot;
@@ -62,12 +69,15 @@ fn work_of(slot: u32) -> Work {
     return work;
 }
 
-// The item at a place of the list.
-fn item_at(place: u32) -> u32 {
+// Item `j` of a slot.
+fn item_of(work: Work, j: u32) -> u32 {
     if (GROUPED) {
-        return min(route[p.order_at + min(place, p.n_items - 1u)], p.n_items - 1u);
+        return min(route[p.order_at + min(work.first + j, p.n_items - 1u)], p.n_items - 1u);
     }
-    return place;
+    if (BATCHED) {
+        return work.first + j * p.n_experts;
+    }
+    return work.first;
 }
 
 // Where the activations of an item start.
@@ -113,7 +123,7 @@ fn store_zeros(work: Work, row_block: u32, quads: u32, thread: u32) {
     let first = 4u * quads * row_block;
     let end = select(min(first + 4u * quads, p.d_y), 0u, work.end == 0u);
     for (var j = 0u; j < work.n; j++) {
-        let at = item_at(work.first + j) * p.d_y;
+        let at = item_of(work, j) * p.d_y;
         for (var i = first + thread; i < end; i += THREADS) {
             y[at + i] = 0.0;
         }
@@ -189,7 +199,7 @@ fn matmul_by_id(
     var sum: array<vec4<f32>, SLOT>;
     var partner_sum: array<vec4<f32>, SLOT>;
     for (var t = 0u; t < SLOT; t++) {
-        item[t] = item_at(work.first + min(t, work.n - 1u));
+        item[t] = item_of(work, min(t, work.n - 1u));
         x_row[t] = x_start(item[t]);
     }
     for (var step = thread / QUADS; 4u * STEP * step < p.n; step += KSPLIT) {
@@ -314,12 +324,12 @@ fn matmul_by_id_tile(
     // The first half of the threads fetches weights, the other half activations: 16 vectors, 8 quads of columns.
     let fetches_weights = thread < 128u;
     let quad = (thread >> 4u) & 7u;
-    let last = work.first + work.n - 1u;
-    let fetched = work.first + 4u * lane;
-    let r0 = x_start(item_at(min(fetched, last)));
-    let r1 = x_start(item_at(min(fetched + 1u, last)));
-    let r2 = x_start(item_at(min(fetched + 2u, last)));
-    let r3 = x_start(item_at(min(fetched + 3u, last)));
+    let last = work.n - 1u;
+    let fetched = 4u * lane;
+    let r0 = x_start(item_of(work, min(fetched, last)));
+    let r1 = x_start(item_of(work, min(fetched + 1u, last)));
+    let r2 = x_start(item_of(work, min(fetched + 2u, last)));
+    let r3 = x_start(item_of(work, min(fetched + 3u, last)));
 
     var sum = mat4x4<f32>();
     for (var column = 0u; column < p.n; column += 32u) {
@@ -375,7 +385,7 @@ fn matmul_by_id_tile(
     let place = 4u * (thread >> 4u);
     for (var j = 0u; j < 4u; j++) {
         if (place + j < work.n) {
-            store(work, item_at(work.first + place + j), row, sum[0], partner[0]);
+            store(work, item_of(work, place + j), row, sum[0], partner[0]);
         }
         sum = mat4x4<f32>(sum[1], sum[2], sum[3], sum[0]);
         partner = mat4x4<f32>(partner[1], partner[2], partner[3], partner[0]);

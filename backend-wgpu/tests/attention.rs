@@ -375,6 +375,7 @@ impl Case {
                 softcap: 0.0,
                 window: 0,
                 max_len,
+                shared_kv: None,
             },
             seqs: seqs.to_vec(),
             n_padding: 0,

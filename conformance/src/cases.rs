@@ -5,6 +5,7 @@ mod add_rms_norm;
 mod argmax;
 mod attention;
 mod causal_conv;
+mod concat_channels;
 mod copy_cast;
 mod copy_rows;
 mod delta_gates;
@@ -321,6 +322,10 @@ pub const TABLES: &[(&str, Table)] = &[
     (ops::copy_cast::CopyCast::NAME, copy_cast::cases),
     (ops::scatter_rows::ScatterRows::NAME, scatter_rows::cases),
     (ops::copy_rows::CopyRows::NAME, copy_rows::cases),
+    (
+        ops::concat_channels::ConcatChannels::NAME,
+        concat_channels::cases,
+    ),
     (ops::add::Add::NAME, add::cases),
     (ops::mul::Mul::NAME, mul::cases),
     (ops::scale::Scale::NAME, scale::cases),

@@ -5,6 +5,7 @@ pub mod add_rms_norm;
 pub mod argmax;
 pub mod attention;
 pub mod causal_conv;
+pub mod concat_channels;
 pub mod copy_cast;
 pub mod copy_rows;
 pub mod delta_gates;
@@ -54,6 +55,7 @@ pub const NAMES: &[&str] = &[
     "copy_cast",
     "scatter_rows",
     "copy_rows",
+    "concat_channels",
     "add",
     "mul",
     "scale",

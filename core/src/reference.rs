@@ -12,6 +12,7 @@ pub mod add_rms_norm;
 pub mod argmax;
 pub mod attention;
 pub mod causal_conv;
+pub mod concat_channels;
 pub mod copy_cast;
 pub mod copy_rows;
 pub mod delta_gates;

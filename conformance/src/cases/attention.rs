@@ -22,6 +22,8 @@ struct Step {
     v: DType,
     dk: usize,
     dv: usize,
+    /// Values are the first `dv` channels of the keys.
+    shared: bool,
     group: usize,
     n_kv_heads: usize,
     /// Tokens of the step.
@@ -101,8 +103,9 @@ impl Step {
             softcap: self.softcap,
             window: self.window,
             max_len: longest.next_power_of_two().max(64),
+            shared_kv: self.shared.then_some(self.dv),
         };
-        let builder = Builder::new(Attention::NAME)
+        let mut builder = Builder::new(Attention::NAME)
             .param("k", self.k)
             .param("v", self.v)
             .param("dk", self.dk)
@@ -122,12 +125,17 @@ impl Step {
                 "k",
                 TensorDesc::pages(self.k, n_pages, self.n_kv_heads, self.dk),
                 Fill::Pages(Class::N, live.clone()),
-            )
-            .input(
+            );
+        if self.shared {
+            builder = builder.param("shared", 1);
+        } else {
+            builder = builder.input(
                 "v",
                 TensorDesc::pages(self.v, n_pages, self.n_kv_heads, self.dv),
                 Fill::Pages(self.class, live),
-            )
+            );
+        }
+        let builder = builder
             .input(
                 "page_table",
                 TensorDesc::i32([self.n_seqs, max_pages]),
@@ -193,6 +201,7 @@ pub(super) fn cases() -> Vec<Case> {
                     v,
                     dk: [64, 40, 48, 64][(i + turn) % 4],
                     dv: [64, 64, 40, 80, 48, 128][(i + b) % 6],
+                    shared: false,
                     group,
                     n_kv_heads: if n_tokens * group > 16 {
                         1
@@ -255,6 +264,7 @@ pub(super) fn cases() -> Vec<Case> {
                     v,
                     dk,
                     dv,
+                    shared: false,
                     group: [1, 4, 8, 2][(i + l) % 4],
                     n_kv_heads: 1,
                     n_tokens,
@@ -269,6 +279,41 @@ pub(super) fn cases() -> Vec<Case> {
                     step.case()
                         .build(|builder| builder.tag_if(dk == 128 && j == 0, Tag::Reduced)),
                 );
+            }
+        }
+    }
+    // Latent attention: the values are the first channels of the keys.
+    for (i, &k) in CACHE_TYPES.iter().enumerate() {
+        for (j, (dk, dv, group)) in [(576, 512, 128), (64, 32, 4), (96, 60, 3)]
+            .into_iter()
+            .enumerate()
+        {
+            for (l, n_tokens) in [1, 4, 17].into_iter().enumerate() {
+                if dk > 512 && l > 0 && ![DType::F16, DType::Q8_0].contains(&k) {
+                    // Other types compile the same loops.
+                    continue;
+                }
+                let step = Step {
+                    k,
+                    v: k,
+                    dk,
+                    dv,
+                    shared: true,
+                    group: if l == 0 { group } else { group.min(8) },
+                    n_kv_heads: 1,
+                    n_tokens,
+                    n_seqs: 1 + usize::from(n_tokens > 3),
+                    past: [90, 63, 130][(i + j + l) % 3],
+                    window: 0,
+                    softcap: 0.0,
+                    class: Class::N,
+                    n: 2000 + 9 * j + l,
+                };
+                cases.push(step.case().build(|builder| {
+                    builder
+                        .tag_if(dk == 64 && k == DType::Q8_0, Tag::Reduced)
+                        .tag_if(dk == 96 && k == DType::F16 && l == 1, Tag::Quick)
+                }));
             }
         }
     }
@@ -398,6 +443,7 @@ impl Long {
             softcap: 0.0,
             window: self.window,
             max_len: len.next_power_of_two(),
+            shared_kv: None,
         };
         (builder, op)
     }

@@ -23,6 +23,8 @@ enum Ids {
     Wild,
     /// None at all.
     None,
+    /// No operand: matrix `j` is for row `j` of each token, and there are `k`.
+    Batched,
 }
 
 impl Ids {
@@ -48,7 +50,7 @@ impl Ids {
                     Self::Holes if (t + j) % 3 == 1 => -1,
                     Self::Distinct | Self::Holes => order[j % n_experts] as i32,
                     Self::Wild => [any, n_experts as i32, i32::MAX, i32::MIN][rng.below(4)],
-                    Self::None => -1,
+                    Self::None | Self::Batched => -1,
                 });
             }
         }
@@ -117,6 +119,7 @@ impl Product {
             ("own_rows", self.own_rows),
             ("biased", self.biased),
             ("strided", self.strided),
+            ("batched", self.ids == Ids::Batched),
         ] {
             if set {
                 builder = builder.param(name, 1);
@@ -148,12 +151,14 @@ impl Product {
             .values(&mut Rng::new(&key, 0, 55), n_tokens, k, n_experts);
         builder = builder
             .input("x", x.expect("the columns exist"), Fill::Floats(self.class))
-            .weight("w", w, Class::N)
-            .input(
+            .weight("w", w, Class::N);
+        if self.ids != Ids::Batched {
+            builder = builder.input(
                 "ids",
                 TensorDesc::i32([n_tokens, k]),
                 Fill::Ints(ids.into()),
             );
+        }
         let scales = match self.scales {
             0 => None,
             1 => Some(TensorDesc::f32([n_experts])),
@@ -177,6 +182,7 @@ impl Product {
             glu: self.glu,
             scaled: self.scales > 0,
             biased: self.biased,
+            batched: self.ids == Ids::Batched,
         }
     }
 }
@@ -354,10 +360,59 @@ fn special() -> Vec<Case> {
             });
         }
     }
+    products.extend(batched(plain));
     products
         .into_iter()
         .map(|product| product.builder().build(product.op()))
         .collect()
+}
+
+/// Products head by head: every type, every regime of tokens, heads that are part of wider rows.
+fn batched(plain: Product) -> Vec<Product> {
+    let mut products = Vec::new();
+    for (turn, &dtype) in WEIGHT_TYPES.iter().enumerate() {
+        for (i, (n_tokens, n_heads)) in [(1, 5), (3, 4), (16, 3), (17, 2), (70, 3), (2, 128)]
+            .into_iter()
+            .enumerate()
+        {
+            let at = turn + i;
+            let d_in = match dtype.block_elems() {
+                1 => [32, 20, 64, 7][at % 4],
+                block => block * [1, 2][at % 2],
+            };
+            let d_out = [16, 32, 9, 20, 8][at % 5];
+            products.push(Product {
+                dtype,
+                route: (n_tokens, n_heads, n_heads),
+                d_out,
+                d_in,
+                own_rows: true,
+                window_rows: if at % 3 == 1 && n_heads * d_out > 16 {
+                    16
+                } else {
+                    0
+                },
+                scales: usize::from(at % 4 == 2),
+                biased: at % 4 == 3,
+                strided: at % 2 == 1,
+                ids: Ids::Batched,
+                ..plain
+            });
+        }
+    }
+    for n_tokens in [1, 6, 40] {
+        products.push(Product {
+            dtype: DType::Q8_0,
+            route: (n_tokens, 3, 3),
+            d_out: 48,
+            d_in: 64,
+            own_rows: true,
+            glu: Some(GluKind::Swiglu),
+            ids: Ids::Batched,
+            ..plain
+        });
+    }
+    products
 }
 
 #[cfg(test)]
@@ -409,9 +464,12 @@ mod tests {
                 glu: None,
                 ..op.clone()
             };
-            let ids = &inputs[2].0;
             let d_out = inputs[1].0.shape[1];
-            let both = TensorDesc::f32([ids.shape[0], ids.shape[1], d_out]);
+            let descs: Vec<&TensorDesc> = inputs.iter().map(|(desc, _)| desc).collect();
+            let both = parts
+                .outputs(&descs, &[])
+                .expect("the operands fit")
+                .remove(0);
             let bytes: Vec<u8> = (run(&parts, &inputs).iter())
                 .flat_map(|&v| (v as f32).to_le_bytes())
                 .collect();

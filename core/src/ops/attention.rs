@@ -4,7 +4,8 @@
 //!
 //! # Shapes
 //! `q`: f32 `[n_tokens, n_heads, dk]`, the last axis contiguous;
-//! `k`, `v`: pages `[n_pages, n_kv_heads, PAGE, dk]` and `[.., dv]`, each of any cache type;
+//! `k`, `v`: pages `[n_pages, n_kv_heads, PAGE, dk]` and `[.., dv]`, each of any cache type; with
+//! [`shared_kv`](Attention::shared_kv) there is no `v`: values are the first channels of the keys;
 //! `page_table`: i32 `[n_seq_rows, max_pages]`; `seq_rows`, `positions`: i32 `[n_tokens]`;
 //! the output: f32 `[n_tokens, n_heads, dv]`. Query head `h` reads KV head `h / (n_heads / n_kv_heads)`.
 //! # Visibility
@@ -80,11 +81,44 @@ pub struct Attention {
     pub window: usize,
     /// Upper bound of position + 1 in this step's bucket.
     pub max_len: usize,
+    /// Values are this many first channels of the keys (latent attention), and there is no operand `v`.
+    pub shared_kv: Option<usize>,
+}
+
+/// The operands by name; `v` is `k` where the two are one.
+struct Parts<'a> {
+    q: &'a TensorDesc,
+    k: &'a TensorDesc,
+    v: &'a TensorDesc,
+    page_table: &'a TensorDesc,
+    seq_rows: &'a TensorDesc,
+    positions: &'a TensorDesc,
+    /// Channels of a value.
+    dv: usize,
 }
 
 impl Attention {
     /// The one name.
     pub const NAME: &str = "attention";
+
+    fn parts<'a>(&self, inputs: &[&'a TensorDesc]) -> Result<Parts<'a>, OpError> {
+        let (q, k, v, [page_table, seq_rows, positions], dv) = if let Some(dv) = self.shared_kv {
+            let [q, k, rest @ ..] = take::<5>(Self::NAME, inputs)?;
+            (q, k, k, rest, dv)
+        } else {
+            let [q, k, v, rest @ ..] = take::<6>(Self::NAME, inputs)?;
+            (q, k, v, rest, v.last())
+        };
+        Ok(Parts {
+            q,
+            k,
+            v,
+            page_table,
+            seq_rows,
+            positions,
+            dv,
+        })
+    }
 
     /// Most cells that a token can see.
     fn max_visible(&self) -> usize {
@@ -104,7 +138,11 @@ impl fmt::Display for Attention {
         if self.window != 0 {
             write!(f, ", window={}", self.window)?;
         }
-        write!(f, ", max_len={}]", self.max_len)
+        write!(f, ", max_len={}", self.max_len)?;
+        if let Some(dv) = self.shared_kv {
+            write!(f, ", shared_kv={dv}")?;
+        }
+        f.write_str("]")
     }
 }
 
@@ -118,7 +156,15 @@ impl Op for Attention {
         inputs: &[&TensorDesc],
         _: &[&TensorDesc],
     ) -> Result<Vec<TensorDesc>, OpError> {
-        let [q, k, v, page_table, seq_rows, positions] = take(Self::NAME, inputs)?;
+        let Parts {
+            q,
+            k,
+            v,
+            page_table,
+            seq_rows,
+            positions,
+            dv,
+        } = self.parts(inputs)?;
         expect_f32(Self::NAME, "q", q)?;
         expect_pages(Self::NAME, "k", k)?;
         expect_pages(Self::NAME, "v", v)?;
@@ -134,6 +180,10 @@ impl Op for Attention {
             let expected = format!("of the pages and heads of k, {:?}", &k.shape[..3]);
             return Err(bad_operand(Self::NAME, "v", expected, v));
         }
+        if dv > v.last() {
+            let expected = format!("of {dv} channels at least, the values");
+            return Err(bad_operand(Self::NAME, "k", expected, k));
+        }
         expect_type(Self::NAME, "page_table", page_table, DType::I32)?;
         if page_table.rank() != 2 || !page_table.is_contiguous() {
             let expected = "contiguous [n_seq_rows, max_pages]";
@@ -141,13 +191,20 @@ impl Op for Attention {
         }
         expect_indices(Self::NAME, "seq_rows", seq_rows, q.shape[0])?;
         expect_indices(Self::NAME, "positions", positions, q.shape[0])?;
-        Ok(vec![TensorDesc::f32([q.shape[0], q.shape[1], v.last()])])
+        Ok(vec![TensorDesc::f32([q.shape[0], q.shape[1], dv])])
     }
 
     fn launches(&self, operands: Operands<'_>, caps: &Caps) -> Result<Launches, OpError> {
-        let [q, k, v, page_table, seq_rows, positions] = take(Self::NAME, operands.inputs)?;
-        for (name, desc) in [("k", k), ("v", v)] {
-            let head_dim = desc.last();
+        let Parts {
+            q,
+            k,
+            v,
+            page_table,
+            seq_rows,
+            positions,
+            dv,
+        } = self.parts(operands.inputs)?;
+        for (name, desc, head_dim) in [("k", k, k.last()), ("v", v, dv)] {
             if !head_dim.is_multiple_of(4) || head_dim == 0 || head_dim > MAX_HEAD_DIM {
                 let expected =
                     format!("of a head size that is a multiple of 4, 4 to {MAX_HEAD_DIM}");
@@ -156,12 +213,12 @@ impl Op for Attention {
         }
         let (k_row, v_row) = (page_row(k)?, page_row(v)?);
         let [n_tokens, n_heads, dk] = [q.shape[0], q.shape[1], q.last()];
-        let (n_kv_heads, v_quads) = (k.shape[1], v.last() / 4);
+        let (n_kv_heads, v_quads) = (k.shape[1], dv / 4);
         let group = n_heads / n_kv_heads;
-        let tiles = TilePlan::new([k, v], n_tokens, group, caps);
+        let tiles = TilePlan::new([k, v], dv, n_tokens, group, caps);
         let tiling = match &tiles {
             Some(tiles) => Tiling::of_tiles(tiles),
-            None => Tiling::new(dk, v.last(), caps)?,
+            None => Tiling::new(dk, dv, caps)?,
         };
         let (tile_rows, cells) = match &tiles {
             Some(tiles) => (16 * tiles.row_tiles, tiles.cells),
@@ -229,7 +286,12 @@ impl Op for Attention {
         } else {
             Binding::Output(0)
         };
-        let mut bindings: Vec<Binding> = (0..6).map(Binding::Input).collect();
+        // Keys that are values too are bound twice: the kernel knows of no difference.
+        let inputs = match self.shared_kv {
+            Some(_) => [0, 1, 1, 2, 3, 4],
+            None => [0, 1, 2, 3, 4, 5],
+        };
+        let mut bindings: Vec<Binding> = inputs.map(Binding::Input).to_vec();
         bindings.push(target);
         let mut launches = Launches::one(Launch {
             entry: match &tiles {
@@ -263,17 +325,30 @@ impl Op for Attention {
     }
 
     fn cost(&self, operands: Operands<'_>) -> Cost {
-        let [q, k, v] = [operands.inputs[0], operands.inputs[1], operands.inputs[2]];
+        let Ok(Parts {
+            q,
+            k,
+            v,
+            page_table,
+            dv,
+            ..
+        }) = self.parts(operands.inputs)
+        else {
+            return Cost::default();
+        };
         let visible = self.max_visible();
         // Each cache is read once per sequence, not per query head.
-        let n_seqs = q.shape[0].min(operands.inputs[3].shape[0]);
-        let cell_bytes = 4
-            * (CacheRow::new(k.dtype, k.last()).n_words()
-                + CacheRow::new(v.dtype, v.last()).n_words());
-        let io_bytes = 4 * q.rows() * (k.last() + v.last());
+        let n_seqs = q.shape[0].min(page_table.shape[0]);
+        // The rows of the values, if they are not the keys themselves.
+        let v_words = match self.shared_kv {
+            Some(_) => 0,
+            None => CacheRow::new(v.dtype, v.last()).n_words(),
+        };
+        let cell_bytes = 4 * (CacheRow::new(k.dtype, k.last()).n_words() + v_words);
+        let io_bytes = 4 * q.rows() * (k.last() + dv);
         Cost {
             bytes: (n_seqs * visible * k.shape[1] * cell_bytes + io_bytes) as u64,
-            flops: (2 * q.rows() * (k.last() + v.last()) * visible) as u64,
+            flops: (2 * q.rows() * (k.last() + dv) * visible) as u64,
         }
     }
 
@@ -467,14 +542,20 @@ impl TilePlan {
     /// The plan for these caches, or `None` if the device has no tensor cores or its shared memory is too small.
     ///
     /// Up to [`SPLIT_TOKENS`] tokens nothing depends on their number, so that the order of a row's sums does not.
-    fn new([k, v]: [&TensorDesc; 2], n_tokens: usize, group: usize, caps: &Caps) -> Option<Self> {
+    fn new(
+        [k, v]: [&TensorDesc; 2],
+        dv: usize,
+        n_tokens: usize,
+        group: usize,
+        caps: &Caps,
+    ) -> Option<Self> {
         if !caps.tensor_cores || caps.class == DeviceClass::Software || caps.warp != Some(32) {
             return None;
         }
         // Arrays of fixed size lie beside it in the emulation.
         let budget = (caps.max_shared_bytes as usize).saturating_sub(8 << 10);
         let decodes = n_tokens <= SPLIT_TOKENS;
-        let n_v_blocks = v.last().div_ceil(32);
+        let n_v_blocks = dv.div_ceil(32);
         // A warp holds 16 sums a lane for each of its blocks: two where that is possible. A decoding block has few rows,
         // so its warps share the cells.
         let team = match n_v_blocks {
@@ -568,6 +649,7 @@ mod tests {
             softcap: 0.0,
             window: 0,
             max_len,
+            shared_kv: None,
         };
         let inputs = [
             TensorDesc::f32([n_tokens, 2 * group, dk]),

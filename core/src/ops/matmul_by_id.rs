@@ -2,12 +2,14 @@
 //!
 //! `z[t, j, o] = scale[e] * sum_i w[e, o, i] * x[t, j or 0, i] + bias[e, o]` with `e = ids[t, j]`; then `y = z`, or with
 //! a gated unit over the two halves of an expert's rows, `y[t, j, o] = act(z[t, j, o]) * z[t, j, d_out / 2 + o]`.
+//! Batched, `e = j`: there are no ids, and every token meets every matrix once, as in products head by head.
 //!
 //! # Shapes
 //! `x`: `[n_tokens, d_in]`, one row for all experts of a token, or `[n_tokens, k, d_in]`; f32, the last axis
 //! contiguous; `w`: `[n_experts, d_out, d_in]` of any weight type; `ids`: `[n_tokens, k]` i32 contiguous; then, as the
 //! attributes say and in this order, `scale`: `[n_experts]`, or `[2, n_experts]` with one row for each half of an
 //! expert's rows, and `bias`: `[n_experts, d_out]`, both f32; `y`: `[n_tokens, k, d_out]`, or half of that, contiguous.
+//! Batched, `x`: `[n_tokens, n_experts, d_in]` and `k = n_experts`.
 //! # Numerics
 //! As [`matmul`](super::matmul). An id that is no expert gives a row of zeros; an expert may occur several times in a
 //! token. The bits of a row do not depend on the other rows, up to [`FEW_TOKENS`] tokens a step.
@@ -15,7 +17,8 @@
 //! Few pairs: a block for rows of one expert and one pair. Many: a first launch orders the pairs by expert, stably,
 //! and cuts those of an expert into slots; a block is for rows of one expert and one slot, so weights are read and
 //! decoded once a slot. The number of slots is only known to the device; the grid is for the most there can be,
-//! `n_items / slot + n_experts + 1`, and the rest of the blocks leave at once.
+//! `n_items / slot + n_experts + 1`, and the rest of the blocks leave at once. Batched, the slots are known: those of a
+//! matrix are its tokens in order.
 //! # Source
 //! Shazeer 2017, arXiv:1701.06538; grouped products: Gale 2022, arXiv:2211.15841.
 
@@ -48,6 +51,8 @@ pub struct MatmulById {
     pub scaled: bool,
     /// Whether there is an operand `bias`.
     pub biased: bool,
+    /// Whether matrix `j` multiplies row `j` of each token, without an operand `ids`.
+    pub batched: bool,
 }
 
 impl MatmulById {
@@ -59,11 +64,17 @@ impl MatmulById {
         glu: None,
         scaled: false,
         biased: false,
+        batched: false,
     };
+
+    /// Operands before `scale` and `bias`.
+    fn n_fixed(&self) -> usize {
+        if self.batched { 2 } else { 3 }
+    }
 
     /// The operands.
     pub(crate) fn operands<'a, T>(&self, inputs: &'a [T]) -> Result<Parts<'a, T>, OpError> {
-        let expected = 3 + usize::from(self.scaled) + usize::from(self.biased);
+        let expected = self.n_fixed() + usize::from(self.scaled) + usize::from(self.biased);
         if inputs.len() != expected {
             return Err(OpError::Count {
                 op: Self::NAME,
@@ -74,8 +85,8 @@ impl MatmulById {
         Ok(Parts {
             x: &inputs[0],
             w: &inputs[1],
-            ids: &inputs[2],
-            scale: self.scaled.then(|| &inputs[3]),
+            ids: (!self.batched).then(|| &inputs[2]),
+            scale: self.scaled.then(|| &inputs[self.n_fixed()]),
             bias: self.biased.then(|| &inputs[expected - 1]),
         })
     }
@@ -93,7 +104,7 @@ impl MatmulById {
 pub(crate) struct Parts<'a, T> {
     pub(crate) x: &'a T,
     pub(crate) w: &'a T,
-    pub(crate) ids: &'a T,
+    pub(crate) ids: Option<&'a T>,
     pub(crate) scale: Option<&'a T>,
     pub(crate) bias: Option<&'a T>,
 }
@@ -105,6 +116,7 @@ impl fmt::Display for MatmulById {
             self.glu.map(GluKind::name),
             self.scaled.then_some("scaled"),
             self.biased.then_some("biased"),
+            self.batched.then_some("batched"),
         ]
         .into_iter()
         .flatten()
@@ -127,17 +139,23 @@ impl Op for MatmulById {
         _: &[&TensorDesc],
     ) -> Result<Vec<TensorDesc>, OpError> {
         let parts = self.operands(inputs)?;
-        let (x, w, ids) = (*parts.x, *parts.w, *parts.ids);
+        let (x, w) = (*parts.x, *parts.w);
         expect_stack(w)?;
         let [n_experts, d_out, d_in] = [w.shape[0], w.shape[1], w.shape[2]];
-        expect_type(Self::NAME, "ids", ids, DType::I32)?;
-        if ids.rank() != 2 || !ids.is_contiguous() {
-            let expected = "contiguous [n_tokens, k]";
-            return Err(bad_operand(Self::NAME, "ids", expected, ids));
+        if let Some(ids) = parts.ids {
+            expect_type(Self::NAME, "ids", ids, DType::I32)?;
+            if ids.rank() != 2 || !ids.is_contiguous() {
+                let expected = "contiguous [n_tokens, k]";
+                return Err(bad_operand(Self::NAME, "ids", expected, ids));
+            }
+        } else if x.rank() != 3 || x.shape[1] != n_experts {
+            let expected = format!("[n_tokens, {n_experts}, {d_in}]");
+            return Err(bad_operand(Self::NAME, "x", expected, x));
         }
-        let [n_tokens, k] = [ids.shape[0], ids.shape[1]];
+        let [n_tokens, k] = routed(&parts);
         expect_f32(Self::NAME, "x", x)?;
-        if x.shape != [n_tokens, d_in] && x.shape != [n_tokens, k, d_in] {
+        let one_row = !self.batched && x.shape == [n_tokens, d_in];
+        if !one_row && x.shape != [n_tokens, k, d_in] {
             let expected = format!("[{n_tokens}, {d_in}] or [{n_tokens}, {k}, {d_in}]");
             return Err(bad_operand(Self::NAME, "x", expected, x));
         }
@@ -165,7 +183,7 @@ impl Op for MatmulById {
 
     fn launches(&self, operand_descs: Operands<'_>, caps: &Caps) -> Result<Launches, OpError> {
         let parts = self.operands(operand_descs.inputs)?;
-        let (x, w, ids) = (*parts.x, *parts.w, *parts.ids);
+        let (x, w) = (*parts.x, *parts.w);
         if w.layout != Layout::Tile8 {
             return Err(bad_operand(Self::NAME, "w", "in tiles of 8 rows", w));
         }
@@ -174,13 +192,14 @@ impl Op for MatmulById {
             return Err(bad_operand(Self::NAME, "w", expected, w));
         }
         let [n_experts, d_out] = [w.shape[0], w.shape[1]];
-        let n_items = ids.n_elems();
+        let [n_tokens, k] = routed(&parts);
+        let n_items = n_tokens * k;
         if n_items == 0 || d_out == 0 {
             return Ok(Launches::default());
         }
-        let geometry = Geometry::new(ids, w, self.glu.is_some(), caps);
+        let geometry = Geometry::new(self, [n_tokens, k], w, caps);
         let n_slots = geometry.n_slots(n_items, n_experts);
-        let per_token = if x.rank() == 2 { ids.shape[1] } else { 1 };
+        let per_token = if x.rank() == 2 { k } else { 1 };
         // Rows that a block's quads cover: with a gated unit each quad has a partner in the other half.
         let width = self.width(d_out);
         // An expert whose rows are no whole quads may begin anywhere in one.
@@ -212,8 +231,9 @@ impl Op for MatmulById {
             .u32("n_items", n_items)
             .u32("n_experts", n_experts)
             .u32("n_slots", n_slots)
+            .u32("n_parts", n_tokens.div_ceil(geometry.slot))
             .u32("order_at", 3 * n_slots)
-            .u32("ids_off", ids.offset)
+            .u32("ids_off", parts.ids.map_or(0, |ids| ids.offset))
             .u32("d_out", d_out)
             .u32("d_y", width)
             .u32("n", w.last())
@@ -224,7 +244,7 @@ impl Op for MatmulById {
         let window_params =
             |row0: usize, n_rows: usize| params.clone().u32("row0", row0).u32("n_rows", n_rows);
         let mut launches = Launches::default();
-        if geometry.grouped {
+        if geometry.order == Order::Listed {
             launches.scratch = vec![4 * (3 * n_slots + n_items)];
             launches.list.push(Launch {
                 entry: "matmul_by_id_order",
@@ -248,13 +268,14 @@ impl Op for MatmulById {
                     Binding::Input(0),
                     Binding::InputWindow(1, window),
                     codebook_binding(w.dtype),
-                    if geometry.grouped {
-                        Binding::Scratch(0)
-                    } else {
-                        Binding::Input(2)
+                    match geometry.order {
+                        Order::None => Binding::Input(2),
+                        Order::Listed => Binding::Scratch(0),
+                        // Not read, but bound.
+                        Order::Batched => Binding::Input(0),
                     },
                     if self.scaled {
-                        Binding::Input(3)
+                        Binding::Input(self.n_fixed())
                     } else {
                         NO_TABLE
                     },
@@ -272,9 +293,12 @@ impl Op for MatmulById {
 
     /// As many experts as there are pairs, as long as there are so many.
     fn cost(&self, operands: Operands<'_>) -> Cost {
-        let [x, w, ids] = [operands.inputs[0], operands.inputs[1], operands.inputs[2]];
+        let Ok(parts) = self.operands(operands.inputs) else {
+            return Cost::default();
+        };
+        let (x, w) = (*parts.x, *parts.w);
         let [n_experts, d_out, d_in] = [w.shape[0], w.shape[1], w.shape[2]];
-        let n_items = ids.n_elems();
+        let n_items = routed(&parts).iter().product::<usize>();
         let weights = (d_out * d_in) as f64 * w.dtype.bits_per_elem() / 8.0;
         Cost {
             bytes: (weights * n_items.min(n_experts) as f64) as u64
@@ -318,6 +342,12 @@ impl MatmulById {
     }
 }
 
+/// Tokens, and matrices that each of them meets.
+fn routed(parts: &Parts<'_, &TensorDesc>) -> [usize; 2] {
+    let of = parts.ids.unwrap_or(parts.x);
+    [of.shape[0], of.shape[1]]
+}
+
 /// Contiguous from the start of its binding.
 fn is_plain(desc: &TensorDesc) -> bool {
     desc.is_contiguous() && desc.offset == 0
@@ -338,11 +368,22 @@ fn expect_stack(w: &TensorDesc) -> Result<(), OpError> {
     Ok(())
 }
 
+/// How pairs of one expert find each other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Order {
+    /// Not at all: each is computed on its own.
+    None,
+    /// A first launch lists them by expert.
+    Listed,
+    /// They are every `k`-th, token by token.
+    Batched,
+}
+
 /// Which threads compute what.
 #[derive(Clone, Copy, Debug)]
 struct Geometry {
-    /// Whether pairs are ordered by expert first.
-    grouped: bool,
+    /// How pairs of one expert find each other.
+    order: Order,
     /// Pairs of a slot.
     slot: usize,
     /// Groups of four rows of a block.
@@ -364,20 +405,30 @@ impl Geometry {
     const TILE: usize = 64;
 
     /// What suits the device.
-    fn new(ids: &TensorDesc, w: &TensorDesc, glu: bool, caps: &Caps) -> Self {
-        let [n_tokens, n_items] = [ids.shape[0], ids.n_elems()];
+    fn new(op: &MatmulById, [n_tokens, k]: [usize; 2], w: &TensorDesc, caps: &Caps) -> Self {
+        let n_items = n_tokens * k;
+        let (glu, batched) = (op.glu.is_some(), op.batched);
         let [n_experts, d_in] = [w.shape[0].max(1), w.shape[2]];
         let per_expert = n_items / n_experts;
-        // Also few pairs share the reading of weights where there are only a few experts.
-        let grouped = n_items > DIRECT_ITEMS || per_expert >= 4;
-        let slot = |slot: usize| if grouped { slot } else { 1 };
+        // Also few pairs share the reading of weights where there are only a few experts, or where it costs no order.
+        let shares = if batched {
+            n_tokens > 1
+        } else {
+            n_items > DIRECT_ITEMS || per_expert >= 4
+        };
+        let order = match (batched, shares) {
+            (true, _) => Order::Batched,
+            (false, true) => Order::Listed,
+            (false, false) => Order::None,
+        };
+        let slot = |slot: usize| if shares { slot } else { 1 };
         match caps.class {
             // Eight threads are one vector of the CPU; few loads and no barriers. Each size of a slot is a compilation
             // of seconds; the larger one is for prompts. A gated unit has two sums for each pair.
             DeviceClass::Reference | DeviceClass::Software => {
                 let shuffles = caps.warp == Some(8);
                 Self {
-                    grouped,
+                    order,
                     slot: slot(match (per_expert < 8, glu) {
                         (true, _) => 4,
                         (false, true) => 8,
@@ -395,11 +446,11 @@ impl Geometry {
                 let can_tile =
                     caps.max_threads_per_block >= 256 && caps.max_shared_bytes >= 16 * 1024;
                 // A slot of 64 pays from a quarter full on: its weights are decoded once.
-                let tiled = grouped && n_tokens > FEW_TOKENS && per_expert >= 16 && can_tile;
+                let tiled = shares && n_tokens > FEW_TOKENS && per_expert >= 16 && can_tile;
                 // Rows of an expert are short: enough turns for each of the threads that share a sum.
                 let ksplit = if d_in >= 1024 { 32 } else { 16 };
                 Self {
-                    grouped,
+                    order,
                     slot: if tiled {
                         Self::TILE
                     } else {
@@ -425,13 +476,13 @@ impl Geometry {
         }
     }
 
-    /// Slots that there can be at most. Slots of expert `e` are numbered from `first / slot + e` on, `first` the number
+    /// Slots that there can be at most; batched, those of a matrix side by side. Otherwise slots of expert `e` are numbered from `first / slot + e` on, `first` the number
     /// of pairs of lower experts, so no two experts share a number and none needs to know the others' slots.
     fn n_slots(&self, n_items: usize, n_experts: usize) -> usize {
-        if self.grouped {
-            n_items / self.slot + n_experts + 1
-        } else {
-            n_items
+        match self.order {
+            Order::None => n_items,
+            Order::Listed => n_items / self.slot + n_experts + 1,
+            Order::Batched => n_experts * (n_items / n_experts.max(1)).div_ceil(self.slot),
         }
     }
 
@@ -448,7 +499,8 @@ impl Geometry {
             .with("QUADS", self.quads as u32)
             .with("KSPLIT", self.ksplit as u32)
             .with("STEP", self.step as u32)
-            .flag("GROUPED", self.grouped)
+            .flag("GROUPED", self.order == Order::Listed)
+            .flag("BATCHED", self.order == Order::Batched)
     }
 }
 
@@ -503,6 +555,42 @@ mod tests {
         // Few experts: even few pairs share the reading of weights, and up to 16 tokens the order of sums is the same.
         let few = launches(&SWIGLU, [16, 2], &stack([4, 64, 64]), DeviceClass::Discrete).unwrap();
         assert_eq!(few.list[1].entry, "matmul_by_id", "grouped, not tiled");
+    }
+
+    #[test]
+    fn batched_products_need_no_order() {
+        let w = stack([6, 64, 64]);
+        let op = MatmulById {
+            batched: true,
+            ..MatmulById::PLAIN
+        };
+        for (class, n_tokens, entry, n_slots) in [
+            (DeviceClass::Software, 1, "matmul_by_id", 6),
+            (DeviceClass::Discrete, 1, "matmul_by_id", 6),
+            (DeviceClass::Discrete, 9, "matmul_by_id", 12),
+            (DeviceClass::Discrete, 130, "matmul_by_id_tile", 18),
+        ] {
+            let caps = Caps {
+                class,
+                ..crate::device::reference_caps()
+            };
+            let x = TensorDesc::f32([n_tokens, 6, 64]);
+            let outputs = op.outputs(&[&x, &w], &[]).unwrap();
+            let operands = Operands {
+                inputs: &[&x, &w],
+                inouts: &[],
+                outputs: &[&outputs[0]],
+            };
+            let made = op.launches(operands, &caps).unwrap();
+            assert_eq!(made.list.len(), 1, "{n_tokens} tokens");
+            assert_eq!(made.list[0].entry, entry);
+            let fields = made.list[0].params.fields();
+            let slots = fields.iter().find(|(name, _)| name == "n_slots");
+            assert_eq!(slots.map(|(_, value)| value.bits()), Some(n_slots));
+        }
+        let x = TensorDesc::f32([1, 5, 64]);
+        let error = op.outputs(&[&x, &w], &[]).unwrap_err().to_string();
+        assert!(error.contains("[n_tokens, 6, 64]"), "{error}");
     }
 
     #[test]

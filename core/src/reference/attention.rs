@@ -18,14 +18,18 @@ const FLOOR: f64 = 1.0 / (1_u64 << 39) as f64;
 /// The magnitude is `sum_j p_j |v_j| (1 + error of p_j / tau)`. `FLOOR` is what queries and weights may lose by
 /// themselves, as a share of the largest.
 pub fn attention(op: &Attention, args: &mut RefArgs<'_>) {
-    let [q, k, v] = [args.inputs[0], args.inputs[1], args.inputs[2]];
-    let max_pages = args.inputs[3].desc.last();
-    let page_table = args.inputs[3].to_i32();
-    let seq_rows = args.inputs[4].to_i32();
-    let positions = args.inputs[5].to_i32();
-    let n_seq_rows = args.inputs[3].desc.shape[0];
+    let [q, k] = [args.inputs[0], args.inputs[1]];
+    let (v, at) = match op.shared_kv {
+        Some(_) => (k, 2),
+        None => (args.inputs[2], 3),
+    };
+    let max_pages = args.inputs[at].desc.last();
+    let page_table = args.inputs[at].to_i32();
+    let seq_rows = args.inputs[at + 1].to_i32();
+    let positions = args.inputs[at + 2].to_i32();
+    let n_seq_rows = args.inputs[at].desc.shape[0];
     let out = &mut args.outputs[0];
-    let [n_heads, dv] = [q.desc.shape[1], v.desc.last()];
+    let [n_heads, dv] = [q.desc.shape[1], out.desc.last()];
     let [n_pages, n_kv_heads] = [k.desc.shape[0], k.desc.shape[1]];
     let group = n_heads / n_kv_heads;
     let tau = tau_units(match op.window {
@@ -237,6 +241,7 @@ mod tests {
         softcap: 0.0,
         window: 0,
         max_len: 128,
+        shared_kv: None,
     };
 
     /// ln 3: a score that makes a cell weigh three times one with score 0.

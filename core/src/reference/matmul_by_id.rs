@@ -25,12 +25,18 @@ pub fn matmul_by_id(op: &MatmulById, args: &mut RefArgs<'_>) {
     let parts = op
         .operands(&args.inputs)
         .expect("the graph checks the number of operands");
-    let (w, ids) = (parts.w, parts.ids.to_i32());
+    let w = parts.w;
     let [n_experts, d_out] = [w.desc.shape[0], w.desc.shape[1]];
-    let per_token = if parts.x.desc.rank() == 2 {
-        parts.ids.desc.shape[1]
-    } else {
-        1
+    let ids = match parts.ids {
+        Some(ids) => ids.to_i32(),
+        // Each token's rows meet the matrices in order.
+        None => (0..n_experts as i32)
+            .collect::<Vec<_>>()
+            .repeat(parts.x.desc.shape[0]),
+    };
+    let per_token = match parts.ids {
+        Some(ids) if parts.x.desc.rank() == 2 => ids.desc.shape[1],
+        _ => 1,
     };
     let mut items_of: Vec<Vec<usize>> = vec![Vec::new(); n_experts];
     for (item, &id) in ids.iter().enumerate() {
@@ -190,6 +196,7 @@ mod tests {
             glu: None,
             scaled: true,
             biased: true,
+            batched: false,
         };
         let inputs = [
             (TensorDesc::f32([1, 2, 2]), &x),
@@ -205,6 +212,27 @@ mod tests {
             "2 * 3 + 0.25, 7, 0.5 * 20, 4 * 1 + 100"
         );
         assert_eq!(out[0].magnitudes[3..], [104.0], "4 * 1 + 100");
+    }
+
+    #[test]
+    fn batched_rows_meet_their_matrices_in_order() {
+        let (w_desc, w) = stack();
+        let x = f32s(&[1.0, 1.0, 2.0, -1.0, 0.0, 1.0, 1.0, 0.0]);
+        let op = MatmulById {
+            batched: true,
+            ..MatmulById::PLAIN
+        };
+        let inputs = [(TensorDesc::f32([2, 2, 2]), &x), (w_desc.clone(), &w)];
+        let found = run(&op, &inputs);
+        let ids = i32s(&[0, 1, 0, 1]);
+        let routed = [
+            (TensorDesc::f32([2, 2, 2]), &x),
+            (w_desc, &w),
+            (TensorDesc::i32([2, 2]), &ids),
+        ];
+        let expected = run(&MatmulById::PLAIN, &routed);
+        assert_eq!(found[0].values, expected[0].values, "as with ids 0, 1");
+        assert_ne!(found[0].values[..2], found[0].values[2..4], "two matrices");
     }
 
     #[test]

@@ -206,6 +206,7 @@ mod tests {
             softcap: 2.0,
             window: 0,
             max_len: 128,
+            shared_kv: None,
         };
         let expected = run(&dense, &inputs);
         let selection = i32s(&entries);
@@ -228,6 +229,12 @@ mod tests {
         latent.insert(2, inputs[1].clone());
         latent.pop();
         let expected = run(&dense, &latent);
+        latent.remove(2);
+        let dense = Attention {
+            shared_kv: Some(4),
+            ..dense
+        };
+        close(&run(&dense, &latent)[0].values, &found[0].values, 1e-12);
         let firsts: Vec<f64> = expected[0]
             .values
             .chunks(dk)
