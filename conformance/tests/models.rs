@@ -191,6 +191,8 @@ fn architectures() {
             "qwen3moe-Q4_K",
             "qwen3moe-MXFP4",
             "qwen3moe-IQ3_S",
+            "deepseek32",
+            "glm-dsa",
         ] {
             check(name, &device);
         }
@@ -215,6 +217,8 @@ fn models_on_the_emulated_cuda_device() {
         "qwen3moe-Q4_K",
         "qwen3moe-MXFP4",
         "qwen3moe-IQ3_S",
+        "deepseek32",
+        "glm-dsa",
     ] {
         check(name, &device);
     }

@@ -3,12 +3,14 @@
 mod block_indexer;
 mod fill;
 mod hyper;
+mod latent;
 mod ngram;
 mod recurrent;
 pub mod sparse;
 
 pub use block_indexer::BlockIndexer;
 pub use hyper::{StreamMean, StreamMixer, Streams};
+pub use latent::{LatentAttention, LatentInput, LatentSizes, LightningIndexer, Selector};
 pub use ngram::NgramLayer;
 pub use recurrent::{DeltaNet, GatedAttention, GatedQkv, Gates, Qkvz};
 
@@ -294,31 +296,35 @@ impl<'a> StepGraph<'a> {
     /// # Errors
     /// Shapes that do not fit.
     pub fn linear(&mut self, linear: &Linear, x: ValueId) -> Result<ValueId, GraphError> {
-        let w = self.weight(&linear.label, linear.weight);
-        let mut bias = Vec::new();
-        if let Some(id) = linear.bias {
-            bias.push(self.weight(&format!("{}.bias", linear.label), id));
-        }
-        let dtype = self.graph.desc(w).dtype;
+        let scale = linear.scale;
+        let operands = self.operands(linear);
+        let dtype = self.graph.desc(operands[0]).dtype;
         if self.precision == Precision::Fast && matmul_q8::TYPES.contains(&dtype) {
-            let [q, scales] = self.quantize(&linear.label, x)?;
-            let inputs = [vec![q, scales, w], bias].concat();
-            return self.graph.apply(
-                &*linear.label,
-                MatmulQ8 {
-                    scale: linear.scale,
-                },
-                &inputs,
-            );
+            let parts = self.quantize(&linear.label, x)?;
+            let inputs = [&parts[..], &operands].concat();
+            return (self.graph).apply(&*linear.label, MatmulQ8 { scale }, &inputs);
         }
-        let inputs = [vec![x, w], bias].concat();
-        self.graph.apply(
-            &*linear.label,
-            Matmul {
-                scale: linear.scale,
-            },
-            &inputs,
-        )
+        let inputs = [vec![x], operands].concat();
+        (self.graph).apply(&*linear.label, Matmul { scale }, &inputs)
+    }
+
+    /// The same with activations as they are, whatever the precision of other products: for what a choice hangs on.
+    ///
+    /// # Errors
+    /// Shapes that do not fit.
+    pub fn exact_linear(&mut self, linear: &Linear, x: ValueId) -> Result<ValueId, GraphError> {
+        let scale = linear.scale;
+        let inputs = [vec![x], self.operands(linear)].concat();
+        (self.graph).apply(&*linear.label, Matmul { scale }, &inputs)
+    }
+
+    /// A matrix, and its bias if there is one.
+    fn operands(&mut self, linear: &Linear) -> Vec<ValueId> {
+        let mut operands = vec![self.weight(&linear.label, linear.weight)];
+        if let Some(id) = linear.bias {
+            operands.push(self.weight(&format!("{}.bias", linear.label), id));
+        }
+        operands
     }
 
     fn quantize(&mut self, label: &str, x: ValueId) -> Result<[ValueId; 2], GraphError> {
@@ -439,7 +445,7 @@ impl<'a> StepGraph<'a> {
     }
 
     /// Writes the keys and values of the step, `[n_tokens, n_kv_heads, dim]`, to the cache of a layer and returns that.
-    /// `index` counts the layers that cache keys.
+    /// `index` counts the layers that cache keys. A layer whose values are channels of its keys caches these alone.
     ///
     /// # Errors
     /// Shapes that do not fit.
@@ -448,17 +454,20 @@ impl<'a> StepGraph<'a> {
         index: usize,
         layer: usize,
         [k, v]: [ValueId; 2],
-    ) -> Result<[ValueId; 2], GraphError> {
+    ) -> Result<(ValueId, Option<ValueId>), GraphError> {
         let cache = self.memory.kv().layer(index);
         let slots = self.groups[cache.group].slots;
         let label = |what: &str| format!("blk.{layer}.{what}");
         let k_cache = self.graph.bind(label("k_cache"), &cache.k);
-        let v_cache = self.graph.bind(label("v_cache"), &cache.v);
         self.graph
             .apply_multi(label("k_write"), KvWrite, &[k, slots], &[k_cache])?;
+        let Some(v_pages) = &cache.v else {
+            return Ok((k_cache, None));
+        };
+        let v_cache = self.graph.bind(label("v_cache"), v_pages);
         self.graph
             .apply_multi(label("v_write"), KvWrite, &[v, slots], &[v_cache])?;
-        Ok([k_cache, v_cache])
+        Ok((k_cache, Some(v_cache)))
     }
 
     /// Writes `k` and `v` to the cache of a layer, then attends. `[n_tokens, n_heads * v_dim]`
@@ -485,19 +494,21 @@ impl<'a> StepGraph<'a> {
         at: &AttentionShape,
         [q, k, v]: [ValueId; 3],
     ) -> Result<ValueId, GraphError> {
-        let [k_cache, v_cache] = self.write_cache(index, layer, [k, v])?;
+        let (k_cache, v_cache) = self.write_cache(index, layer, [k, v])?;
         let table = self.groups[self.memory.kv().layer(index).group].table;
         let attention = Attention {
             scale: at.scale,
             softcap: at.softcap,
             window: at.window,
             max_len: self.shape.max_len,
+            shared_kv: v_cache.is_none().then_some(at.v_dim),
         };
-        let out = self.graph.apply(
-            format!("blk.{layer}.attention"),
-            attention,
-            &[q, k_cache, v_cache, table, self.seq_rows, self.positions],
-        )?;
+        let mut inputs = vec![q, k_cache];
+        inputs.extend(v_cache);
+        inputs.extend([table, self.seq_rows, self.positions]);
+        let out = self
+            .graph
+            .apply(format!("blk.{layer}.attention"), attention, &inputs)?;
         self.graph
             .reshape(out, [self.shape.n_tokens, at.n_heads * at.v_dim])
     }

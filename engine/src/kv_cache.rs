@@ -22,6 +22,8 @@ pub struct KvLayer {
     pub k_dim: usize,
     /// Channels of a value.
     pub v_dim: usize,
+    /// Whether values are the first `v_dim` channels of the keys (latent attention) and not cached on their own.
+    pub shared_kv: bool,
     /// Sliding window in tokens, 0 for none.
     pub window: usize,
     /// What its indexer caches, if it selects what it attends to. Such a layer has no window.
@@ -38,8 +40,8 @@ pub struct IndexLayer {
     pub ratio: usize,
     /// Most selected tokens, a whole number of blocks.
     pub budget: usize,
-    /// Type of its keys, whatever that of the attention's keys: a selection is more sensitive than a score. f32 where
-    /// those are.
+    /// Narrowest type of its keys, which otherwise have the type of the attention's keys: a selection is more
+    /// sensitive than a score.
     pub dtype: DType,
 }
 
@@ -47,6 +49,15 @@ impl IndexLayer {
     /// Blocks that a token selects.
     pub fn n_selected(&self) -> usize {
         (self.budget / self.ratio.max(1)).max(1)
+    }
+
+    /// The type of its keys beside attention's keys of this type.
+    pub fn key_type(&self, k_type: DType) -> DType {
+        if k_type.bits_per_elem() > self.dtype.bits_per_elem() {
+            k_type
+        } else {
+            self.dtype
+        }
     }
 
     /// The longest sequence that is attended to as a whole: all selected blocks, and an incomplete one.
@@ -177,8 +188,8 @@ pub struct LayerCache {
     pub group: usize,
     /// `[n_pages, n_kv_heads, PAGE, k_dim]`.
     pub k: Tensor,
-    /// `[n_pages, n_kv_heads, PAGE, v_dim]`.
-    pub v: Tensor,
+    /// `[n_pages, n_kv_heads, PAGE, v_dim]`; `None` where values are the first channels of the keys.
+    pub v: Option<Tensor>,
     /// What its indexer has.
     pub index: Option<IndexCache>,
 }
@@ -188,7 +199,7 @@ impl LayerCache {
     fn tensors(&self) -> impl Iterator<Item = &Tensor> {
         let index = self.index.iter();
         let keys = index.flat_map(|index| std::iter::once(&index.raw).chain(&index.pooled));
-        [&self.k, &self.v].into_iter().chain(keys)
+        std::iter::once(&self.k).chain(&self.v).chain(keys)
     }
 }
 
@@ -279,18 +290,24 @@ impl KvCache {
     /// What a layer caches as tensors: keys, values, and those of its indexer, raw and pooled.
     fn tensors(layer: &KvLayer, config: &CacheConfig) -> Vec<TensorDesc> {
         let (n_pages, _) = group_pages(layer.window, config);
-        let mut tensors = vec![
-            TensorDesc::pages(config.k_type, n_pages, layer.n_kv_heads, layer.k_dim),
-            TensorDesc::pages(config.v_type, n_pages, layer.n_kv_heads, layer.v_dim),
-        ];
-        if let Some(IndexLayer {
-            dim, ratio, dtype, ..
-        }) = layer.index
-        {
-            let dtype = match config.k_type {
-                DType::F32 => DType::F32,
-                _ => dtype,
-            };
+        let n_heads = layer.n_kv_heads;
+        let mut tensors = vec![TensorDesc::pages(
+            config.k_type,
+            n_pages,
+            n_heads,
+            layer.k_dim,
+        )];
+        if !layer.shared_kv {
+            tensors.push(TensorDesc::pages(
+                config.v_type,
+                n_pages,
+                n_heads,
+                layer.v_dim,
+            ));
+        }
+        if let Some(index) = layer.index {
+            let IndexLayer { dim, ratio, .. } = index;
+            let dtype = index.key_type(config.k_type);
             tensors.push(TensorDesc::pages(dtype, n_pages, 1, dim));
             if ratio > 1 {
                 tensors.push(TensorDesc::block_pages(dtype, n_pages, 1, ratio, dim));
@@ -346,7 +363,12 @@ impl KvCache {
             };
             let mut descs = Self::tensors(layer, &config).into_iter();
             let mut next = |label: &str| descs.next().map(|desc| alloc(desc, label)).transpose();
-            let (k, v) = (next("key cache")?, next("value cache")?);
+            let k = next("key cache")?;
+            let v = if layer.shared_kv {
+                None
+            } else {
+                next("value cache")?
+            };
             let (raw, pooled) = (next("index key cache")?, next("pooled key cache")?);
             let index = match (layer.index, raw) {
                 (Some(index), Some(raw)) => {
@@ -370,7 +392,7 @@ impl KvCache {
                 }
                 _ => None,
             };
-            if let (Some(k), Some(v)) = (k, v) {
+            if let Some(k) = k {
                 caches.push(LayerCache { group, k, v, index });
             }
         }
@@ -752,6 +774,7 @@ mod tests {
             n_kv_heads: 1,
             k_dim: 32,
             v_dim: 32,
+            shared_kv: false,
             window,
             index: None,
         };

@@ -1,6 +1,8 @@
 //! The architectures, and the look-up by `general.architecture`.
 
+pub mod deepseek32;
 pub mod gemma3;
+pub mod glm_dsa;
 mod hybrid;
 pub mod llama;
 pub mod qwen2;
@@ -125,7 +127,9 @@ type Build = fn(&Metadata, &mut Requests<'_>) -> Result<Box<dyn Model>, ModelErr
 
 /// Every architecture: its GGUF name and its builder.
 const ARCHITECTURES: &[(&str, Build)] = &[
+    (deepseek32::ARCH, deepseek32::load),
     (gemma3::ARCH, gemma3::load),
+    (glm_dsa::ARCH, glm_dsa::load),
     (llama::ARCH, llama::load),
     (qwen2::ARCH, qwen2::load),
     (qwen3::ARCH, qwen3::load),

@@ -283,12 +283,7 @@ impl Moe {
         residual: Option<ValueId>,
     ) -> Result<ValueId, GraphError> {
         // Whatever the precision of other products, a router's choice is made on exact ones.
-        let mut inputs = vec![router_x, g.weight(&self.router.label, self.router.weight)];
-        if let Some(bias) = self.router.bias {
-            inputs.push(g.weight(&format!("{}.bias", self.router.label), bias));
-        }
-        let scale = self.router.scale;
-        let logits = (g.graph).apply(&*self.router.label, Matmul { scale }, &inputs)?; // [n_tokens, n_experts]
+        let logits = g.exact_linear(&self.router, router_x)?; // [n_tokens, n_experts]
         let mut inputs = vec![logits];
         if let Some(bias) = self.selection_bias {
             inputs.push(g.weight(&format!("{label}.selection_bias"), bias));
@@ -383,6 +378,7 @@ fn experts(
         glu,
         scaled: stack.scale.is_some(),
         biased: stack.bias.is_some(),
+        batched: false,
     };
     g.graph.apply(&*stack.label, op, &inputs)
 }

@@ -65,7 +65,24 @@ impl StepGraph<'_> {
         qkv: [ValueId; 3],
         indexer: &Indexer,
     ) -> Result<ValueId, GraphError> {
-        self.attend_selected([cached, layer], at, qkv, indexer, SCORE_BYTES)
+        self.select([cached, layer], indexer, SCORE_BYTES)?;
+        self.attend_selected([cached, layer], cached, at, qkv)
+    }
+
+    /// The same with what the indexer of an earlier layer selected, `selector` among those that cache keys: the last
+    /// layer before this one that has an indexer.
+    ///
+    /// # Errors
+    /// Shapes that do not fit.
+    pub fn attend_as_selected(
+        &mut self,
+        cached: usize,
+        layer: usize,
+        selector: usize,
+        at: &AttentionShape,
+        qkv: [ValueId; 3],
+    ) -> Result<ValueId, GraphError> {
+        self.attend_selected([cached, layer], selector, at, qkv)
     }
 
     /// Writes the keys of a step, `[n_tokens, 1, dim]`, to an indexer's cache, pools the blocks that they complete, and
@@ -106,25 +123,24 @@ impl StepGraph<'_> {
         Ok(keys)
     }
 
-    fn attend_selected(
+    /// Writes the indexer's keys to the cache of a layer and selects the blocks of each token, unless the whole bucket
+    /// fits the budget.
+    fn select(
         &mut self,
         [cached, layer]: [usize; 2],
-        at: &AttentionShape,
-        [q, k, v]: [ValueId; 3],
         indexer: &Indexer,
         score_bytes: usize,
-    ) -> Result<ValueId, GraphError> {
+    ) -> Result<(), GraphError> {
         let cache = self.memory.kv().layer(cached);
         let Some(index) = &cache.index else {
-            return self.attend_in(cached, layer, at, [q, k, v]);
+            return Ok(());
         };
         let group = self.groups[cache.group];
         let label = |what: &str| format!("blk.{layer}.{what}");
         let keys = self.keep_index_keys(layer, index, group, indexer.key, indexer.pool.as_ref())?;
         if self.shape.max_len <= index.layer.dense_len() {
-            return self.attend_in(cached, layer, at, [q, k, v]);
+            return Ok(());
         }
-
         let score = IndexScore {
             scale: indexer.scale,
             ratio: index.layer.ratio,
@@ -161,24 +177,38 @@ impl StepGraph<'_> {
                 &[selected],
             )?;
         }
+        Ok(())
+    }
 
-        let [k_cache, v_cache] = self.write_cache(cached, layer, [k, v])?;
+    /// Attends to what stands in the selection of layer `selector`, or to everything where nothing is selected.
+    fn attend_selected(
+        &mut self,
+        [cached, layer]: [usize; 2],
+        selector: usize,
+        at: &AttentionShape,
+        [q, k, v]: [ValueId; 3],
+    ) -> Result<ValueId, GraphError> {
+        let kv = self.memory.kv();
+        let index = match &kv.layer(selector).index {
+            Some(index) if self.shape.max_len > index.layer.dense_len() => index,
+            _ => return self.attend_in(cached, layer, at, [q, k, v]),
+        };
+        let n_tokens = self.shape.n_tokens;
+        let group = self.groups[kv.layer(cached).group];
+        let label = |what: &str| format!("blk.{layer}.{what}");
+        let selection = self.graph.bind(label("selection"), &index.selection);
+        let selection = self.graph.narrow(selection, 0, 0, n_tokens)?;
+        let (k_cache, v_cache) = self.write_cache(cached, layer, [k, v])?;
         let attention = SparseAttention {
             scale: at.scale,
             softcap: at.softcap,
             ratio: index.layer.ratio,
             tail: index.layer.ratio > 1,
-            shared_kv: None,
+            shared_kv: v_cache.is_none().then_some(at.v_dim),
         };
-        let inputs = [
-            q,
-            k_cache,
-            v_cache,
-            group.table,
-            self.seq_rows,
-            self.positions,
-            selection,
-        ];
+        let mut inputs = vec![q, k_cache];
+        inputs.extend(v_cache);
+        inputs.extend([group.table, self.seq_rows, self.positions, selection]);
         let out = self
             .graph
             .apply(label("sparse_attention"), attention, &inputs)?;
@@ -238,6 +268,7 @@ mod tests {
                 n_kv_heads: 2,
                 k_dim: DIM,
                 v_dim: DIM,
+                shared_kv: false,
                 window: 0,
                 index: Some(IndexLayer {
                     dim: DIM,
@@ -345,9 +376,8 @@ mod tests {
                     n_rot: DIM,
                 }),
             };
-            let out = step
-                .attend_selected([0, 0], &SHAPE, [q, k, v], &indexer, self.score_bytes)
-                .unwrap();
+            step.select([0, 0], &indexer, self.score_bytes).unwrap();
+            let out = step.attend_selected([0, 0], 0, &SHAPE, [q, k, v]).unwrap();
             let mut graph = step.graph;
             graph.output(out);
             let plan = compile("test", graph, &self.device, &mut Arena::default()).unwrap();

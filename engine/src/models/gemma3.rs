@@ -189,6 +189,7 @@ impl Model for Gemma3 {
                 n_kv_heads: self.params.n_kv_heads,
                 k_dim: self.params.k_dim,
                 v_dim: self.params.v_dim,
+                shared_kv: false,
                 window: layer.window,
                 index: None,
             })

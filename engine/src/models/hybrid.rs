@@ -62,8 +62,22 @@ pub(super) fn load_experts(
     layer: usize,
 ) -> Result<Moe, WeightError> {
     let (d, n) = (p.info.d_model, experts.d_shared);
-    let name = |what: &str| format!("blk.{layer}.{what}");
     let mut moe = Moe::load(requests, &experts.moe, d, layer, GluKind::Swiglu)?;
+    moe.shared = Some(SharedFfn {
+        ffn: load_shared_ffn(requests, d, n, layer)?,
+        gate: Some(requests.row(&format!("blk.{layer}.ffn_gate_inp_shexp"), d)?),
+    });
+    Ok(moe)
+}
+
+/// Requests the FFN of width `n` that a layer of experts applies to every token.
+pub(super) fn load_shared_ffn(
+    requests: &mut Requests<'_>,
+    d: usize,
+    n: usize,
+    layer: usize,
+) -> Result<GatedFfn, WeightError> {
+    let name = |what: &str| format!("blk.{layer}.{what}");
     let (gate, up) = (name("ffn_gate_shexp"), name("ffn_up_shexp"));
     let parts = [(gate.as_str(), n), (up.as_str(), n)];
     let gate_up = match requests.opt_stacked(&name("ffn_gate_up_shexp"), &parts, d)? {
@@ -73,16 +87,12 @@ pub(super) fn load_experts(
             up: requests.linear(&up, n, d)?,
         },
     };
-    moe.shared = Some(SharedFfn {
-        ffn: GatedFfn {
-            gate_up,
-            d_ff: n,
-            down: requests.linear(&name("ffn_down_shexp"), d, n)?,
-            kind: GluKind::Swiglu,
-        },
-        gate: Some(requests.row(&name("ffn_gate_inp_shexp"), d)?),
-    });
-    Ok(moe)
+    Ok(GatedFfn {
+        gate_up,
+        d_ff: n,
+        down: requests.linear(&name("ffn_down_shexp"), d, n)?,
+        kind: GluKind::Swiglu,
+    })
 }
 
 /// Sizes of the delta nets, and the taps of their convolution.

@@ -259,6 +259,7 @@ impl Model for Decoder {
             n_kv_heads: self.params.n_kv_heads,
             k_dim: self.params.k_dim,
             v_dim: self.params.v_dim,
+            shared_kv: false,
             window: 0,
             index: None,
         };

@@ -457,6 +457,7 @@ impl Model for Qwen4Exp {
             n_kv_heads: p.attention.n_kv_heads,
             k_dim: p.attention.k_dim,
             v_dim: p.attention.v_dim,
+            shared_kv: false,
             window: 0,
             index: (ratio > 0).then_some(IndexLayer {
                 dim: index.dim,
