@@ -10,7 +10,6 @@
 use gemel_core::error::GraphError;
 use gemel_core::graph::{Tensor, ValueId};
 use gemel_core::ops::concat_channels::ConcatChannels;
-use gemel_core::ops::hadamard::{Hadamard, MAX_BLOCK};
 use gemel_core::ops::layer_norm::LayerNorm;
 use gemel_core::ops::matmul_by_id::MatmulById;
 
@@ -170,8 +169,7 @@ impl StepGraph<'_> {
         let qkv = [q, row, row];
         let latents = match selector {
             Selector::Own(indexer, rotation) => {
-                let indexer =
-                    self.lightning((cached, layer), indexer, (rotation, table), [q_a, h])?;
+                let indexer = self.lightning(layer, indexer, (rotation, table), [q_a, h])?;
                 self.attend_sparse(cached, layer, shape, qkv, &indexer)?
             }
             Selector::Earlier(from) => self.attend_as_selected(cached, layer, from, shape, qkv)?,
@@ -184,10 +182,12 @@ impl StepGraph<'_> {
 
     /// What a lightning indexer brings to a step, from queries between their projections and the layer's input.
     ///
-    /// A choice hangs on its products, so activations enter them exactly, whatever the precision of others.
+    /// A choice hangs on its products, so activations enter them exactly, whatever the precision of others. Some engines
+    /// multiply queries and keys by a Hadamard matrix, which leaves their products as they are and is for keys of few
+    /// bits; these have 16 at least.
     fn lightning(
         &mut self,
-        (cached, layer): (usize, usize),
+        layer: usize,
         indexer: &LightningIndexer,
         (rope, table): (&RopeConfig, &Tensor),
         [q_a, h]: [ValueId; 2],
@@ -207,7 +207,6 @@ impl StepGraph<'_> {
         let k = self.graph.apply(name("k_norm"), norm, &[k, w, b])?;
         let k = self.graph.reshape(k, [n, 1, indexer.dim])?;
         let k = self.rope(&name("k_rope"), k, rope, table)?;
-        let [q, k] = self.spread((cached, layer), [q, k])?;
         let weights = self.exact_linear(&indexer.weights, h)?; // [n_tokens, n_heads]
         Ok(Indexer {
             q,
@@ -237,26 +236,5 @@ impl StepGraph<'_> {
             ..MatmulById::PLAIN
         };
         self.graph.apply(&*stack.label, op, &inputs)
-    }
-
-    /// Spreads what queries and keys of an indexer hold over all channels where its keys are cached in blocks, which
-    /// leaves the products as they are: a block then loses less to a large channel.
-    fn spread(
-        &mut self,
-        (cached, layer): (usize, usize),
-        [q, k]: [ValueId; 2],
-    ) -> Result<[ValueId; 2], GraphError> {
-        let index = self.memory.kv().layer(cached).index.as_ref();
-        let dim = self.graph.desc(k).last();
-        // The largest power of two that divides a head.
-        let block = (1 << dim.trailing_zeros()).min(MAX_BLOCK);
-        if block < 2 || !index.is_some_and(|index| index.raw.desc.dtype.is_block()) {
-            return Ok([q, k]);
-        }
-        let mut apply = |what: &str, x| {
-            let label = format!("blk.{layer}.indexer.{what}_hadamard");
-            self.graph.apply(label, Hadamard { block }, &[x])
-        };
-        Ok([apply("q", q)?, apply("k", k)?])
     }
 }
