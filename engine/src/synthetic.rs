@@ -29,6 +29,7 @@
 //! The hyper-parameters are those of the published models, from their configuration files.
 
 mod blocks;
+mod latent;
 mod outline;
 mod sizes;
 mod streams;

@@ -127,7 +127,7 @@ fn every_size_has_what_its_architecture_asks_for() {
         }
         n_models += 1;
     }
-    assert!(n_models >= 35, "{n_models}");
+    assert!(n_models >= 40, "{n_models}");
     // Published parameter counts, embeddings included.
     for (name, billions) in [
         ("llama:135m:f16", 0.1345),
@@ -142,6 +142,8 @@ fn every_size_has_what_its_architecture_asks_for() {
         ("qwen35moe:397b-a17b:f16", 396.5),
         ("qwen3next:80b-a3b:f16", 79.67),
         ("qwen4exp:177b-a7b:f16", 125.7 + 51.2),
+        ("deepseek32:671b-a37b:f16", 671.9),
+        ("glm-dsa:744b-a40b:f16", 744.0),
         ("qwen3moe:30b-a3b:f16", 30.53),
         ("qwen3moe:235b-a22b:f16", 235.1),
         ("gemma3:270m:f16", 0.268),

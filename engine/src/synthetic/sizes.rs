@@ -15,6 +15,7 @@
 //! Each family has a size `tiny`: rows that are multiples of 256 so that every type is used as it is, every kind of
 //! layer at least once, a vocabulary of 512. The tests run it in every type without another line.
 
+use super::latent::{self, latent};
 use super::outline::Outline;
 use super::streams::{Ngrams, Streamed, streamed};
 use crate::gguf::{Array, Value};
@@ -181,6 +182,21 @@ pub(super) const FAMILIES: &[Family] = &[
             // The layers of a large one in the same proportions, for measuring what depth costs.
             ("tiny-deep", |o| streamed(o, &TINY_DEEP)),
             ("177b-a7b", |o| streamed(o, &QWEN4EXP)),
+        ],
+    },
+    Family {
+        arch: "deepseek32",
+        sizes: &[
+            ("tiny", |o| latent(o, &latent::TINY)),
+            ("tiny-deep", |o| latent(o, &latent::TINY_DEEP)),
+            ("671b-a37b", |o| latent(o, &latent::DEEPSEEK_V32)),
+        ],
+    },
+    Family {
+        arch: "glm-dsa",
+        sizes: &[
+            ("tiny", |o| latent(o, &latent::TINY_REUSING)),
+            ("744b-a40b", |o| latent(o, &latent::GLM_5)),
         ],
     },
     Family {
@@ -641,7 +657,7 @@ pub(super) fn experts_and_shared(o: &mut Outline, layer: usize, m: &Dense) {
 }
 
 /// Tensors of the experts of a layer.
-fn experts(o: &mut Outline, layer: usize, d: usize, [n_experts, d_ff]: [usize; 2]) {
+pub(super) fn experts(o: &mut Outline, layer: usize, d: usize, [n_experts, d_ff]: [usize; 2]) {
     let name = |what: &str| format!("blk.{layer}.{what}");
     o.float_matrix(&name("ffn_gate_inp"), &[n_experts, d]);
     o.matrix(&name("ffn_gate_exps"), &[n_experts, d_ff, d]);
