@@ -180,6 +180,31 @@ fn depth_costs_a_decode_step_attention_and_nothing_else() {
 }
 
 #[test]
+fn depth_costs_sparse_attention_the_scores_of_its_blocks() {
+    let scores = ["index_score", "topk_blocks"];
+    for (flags, cache_type) in [
+        ("-d 8192,262144", "f16"),
+        // A draft under verification, with caches in blocks.
+        ("-d 8192,32768 --verify 5", "q8_0"),
+        ("-d 8192,32768 --parallel 5", "f16"),
+    ] {
+        let flags = format!("--synthetic qwen4exp:tiny-deep:q4_k {flags}");
+        let device = ["--device", "wgpu", "-ctk", cache_type, "-ctv", cache_type];
+        let ([shallow, deep], report) = steps_at(&flags, &device, &scores);
+        assert_eq!(shallow.growing[0], deep.growing[0], "launches: {report}");
+        assert!(2 * deep.growing[1] > 3 * shallow.growing[1], "{report}");
+        for (op, runs) in [
+            ("sparse_attention", true),
+            ("index_pool", true),
+            ("attention", false),
+        ] {
+            let found = deep.others.contains(&format!("\"op\":\"{op}\""));
+            assert_eq!(found, runs, "{op}: {report}");
+        }
+    }
+}
+
+#[test]
 fn sequences_and_drafts_are_measured_in_turn() {
     let args = "bench --synthetic qwen35:tiny:q8_0 -p 0 -n 2 -r 2 -d 64,300 -np 1,3 --verify 1,4 --interleave --explain \
                 --device reference -o json";
@@ -250,6 +275,22 @@ fn inspect_tells_what_a_sequence_costs() {
         "{windowed}"
     );
     assert!(windowed.contains(" 4096 bytes a token"), "{windowed}");
+    let sparse = verdict("qwen4exp:177b-a7b:q4_k");
+    // 12 layers of 2 * 2 heads of 256 channels of f16, a raw key of 128 and a quarter of a pooled one.
+    let by_token = 12 * 2 * (2 * 2 * 256 + 128 + 32);
+    let record = 16 * 128 + 48 * 128 + 48;
+    let delta = 36 * 4 * (48 * 128 * 128 + 2 * 16 * record + 19 * 10_240);
+    // The convolution along n-grams reads 9 tokens of 4 streams.
+    let state = f64::from(delta + 4 * 25 * 4 * 2560) / f64::from(1 << 20);
+    for part in [
+        "12 of 12 attention layers attend to at most 2048 tokens, 512 blocks of 4".to_owned(),
+        "up to 2051 tokens".to_owned(),
+        "keys of 128 channels in f16 or the type of K, whichever has more bits, one for each token, and one for each block of 4".to_owned(),
+        format!(" {by_token} bytes a token"),
+        format!("37 layers keep {state:.1} MiB"),
+    ] {
+        assert!(sparse.contains(&part), "{part}: {sparse}");
+    }
     assert!(
         !windowed.contains("recurrent") && !windowed.contains("sparse"),
         "{windowed}"

@@ -542,6 +542,48 @@ fn assumed_tokens_leave_a_recurrent_state() {
     }
 }
 
+/// The pooled keys of the blocks of a sequence that began in an empty cache, by layer.
+fn pooled_keys(context: &Context, n_blocks: usize) -> Vec<Vec<Vec<u8>>> {
+    let n_layers = context.model().kv_layers().len();
+    let layers = (0..n_layers).map(|layer| {
+        let index = context.cache().kv().layer(layer).index.as_ref().unwrap();
+        let keys = index.keys();
+        let mut bytes = vec![0; keys.desc.n_bytes()];
+        let device = context.device();
+        device.read(&keys.buffers[0], 0, &mut bytes).unwrap();
+        let n_rows = keys.desc.n_elems() / keys.desc.last();
+        let rows = bytes.chunks_exact(bytes.len() / n_rows);
+        rows.take(n_blocks).map(<[u8]>::to_vec).collect()
+    });
+    layers.collect()
+}
+
+#[test]
+fn assumed_tokens_have_blocks_to_select() {
+    let mut context = context("qwen4exp:tiny:q8_0", DType::Q8_0, 100);
+    let seq = context.create().unwrap();
+    // 80 blocks, and three tokens of another one.
+    context.assume(seq, 323).unwrap();
+    for keys in pooled_keys(&context, 80) {
+        let distinct: BTreeSet<_> = keys.iter().collect();
+        assert_eq!(distinct.len(), 80, "no two blocks have the same key");
+        assert!(keys.iter().all(|key| key.iter().any(|&b| b != 0)));
+    }
+    let before = pooled_keys(&context, 81);
+    let logits = logits_of(&mut context, seq, &[7]);
+    let (_, deviation) = mean_and_deviation(&logits[0]);
+    assert!((1.0..4.0).contains(&deviation), "{deviation}");
+    for (before, after) in before.iter().zip(pooled_keys(&context, 81)) {
+        assert_eq!(before[..80], after[..80], "complete blocks stay");
+        assert_ne!(before[80], after[80], "the token completes another one");
+    }
+    let ops = context.step_work(1, 324).unwrap();
+    assert!(ops.iter().any(|work| work.op == "sparse_attention"));
+    assert_eq!(context.cache().ids(seq).len(), 324, "n-grams need all ids");
+    let ids: BTreeSet<_> = context.cache().ids(seq).iter().collect();
+    assert!(ids.len() > 250, "they differ: {}", ids.len());
+}
+
 /// Standard deviation of what a cache type loses of numbers that are uniform with deviation 1.
 fn encoding_error(cache_type: DType) -> f64 {
     let width = 3.0f32.sqrt();

@@ -91,7 +91,7 @@ fn selecting(layers: &[KvLayer]) -> Vec<String> {
             String::new()
         };
         lines.push(format!(
-            "indexer: keys of {} channels in {}, one for each token{pooled}",
+            "indexer: keys of {} channels in {} or the type of K, whichever has more bits, one for each token{pooled}",
             index.dim, index.dtype
         ));
     }
