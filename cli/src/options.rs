@@ -9,7 +9,7 @@ use gemel_core::DType;
 use gemel_core::dtype::CACHE_TYPES;
 use gemel_engine::blocks::Precision;
 use gemel_engine::gguf::{GgufFile, Metadata, Value};
-use gemel_engine::load::LoadOptions;
+use gemel_engine::load::{LoadOptions, TablePlacement};
 use gemel_engine::sampler::{SamplerParams, Stage};
 use gemel_engine::synthetic::Spec;
 
@@ -141,6 +141,10 @@ pub(crate) struct ModelArgs {
     /// log-probabilities move by up to 0.5
     #[arg(long)]
     pub(crate) fast: bool,
+    /// Where a table of n-gram embeddings goes: to the `device`, or nowhere (`file`), so that only rows that are needed
+    /// are read; `auto` is the device where there is room
+    #[arg(long, default_value = "auto", value_parser = table_placement, value_name = "PLACE")]
+    pub(crate) ngram_table: TablePlacement,
     /// Most device memory to use, in MiB [default: what the device has]
     #[arg(long, value_name = "MIB")]
     pub(crate) memory: Option<u64>,
@@ -156,6 +160,15 @@ pub(crate) struct ModelArgs {
     /// Say more about what is loaded and how it runs
     #[arg(short, long)]
     pub(crate) verbose: bool,
+}
+
+fn table_placement(name: &str) -> Result<TablePlacement, String> {
+    match name {
+        "auto" => Ok(TablePlacement::Auto),
+        "device" => Ok(TablePlacement::Device),
+        "file" => Ok(TablePlacement::File),
+        _ => Err("known are auto, device, file".to_owned()),
+    }
 }
 
 fn cache_type(name: &str) -> Result<DType, String> {
@@ -198,6 +211,7 @@ impl ModelArgs {
             } else {
                 Precision::Strict
             },
+            ngram_table: self.ngram_table,
         }
     }
 }

@@ -72,6 +72,9 @@ pub(crate) fn open_as(args: &ModelArgs, file: &GgufFile, options: &LoadOptions) 
     for what in &loaded.found {
         note!("the file also has {what}");
     }
+    if let Some(place) = &loaded.ngram_table {
+        note!("{place}");
+    }
     if args.verbose {
         report(&loaded);
     }

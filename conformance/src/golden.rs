@@ -10,7 +10,7 @@ use anyhow::{Context as _, Result, bail};
 use gemel_core::{DType, Device};
 use gemel_engine::blocks::{Head, Precision};
 use gemel_engine::forward::{Context, StepOutput, StepToken};
-use gemel_engine::gguf::GgufFile;
+use gemel_engine::gguf::{GgufFile, Metadata};
 use gemel_engine::kv_cache::{CacheConfig, SeqId};
 use gemel_engine::models;
 use gemel_engine::perplexity::log_prob;
@@ -46,6 +46,8 @@ pub struct Setting {
     pub kv_type: DType,
     /// How activations enter quantised products.
     pub precision: Precision,
+    /// Whether tables of which a step reads a few rows stay in the file.
+    pub tables_in_file: bool,
 }
 
 impl Default for Setting {
@@ -55,6 +57,7 @@ impl Default for Setting {
             n_seqs: 1,
             kv_type: DType::F32,
             precision: Precision::Strict,
+            tables_in_file: false,
         }
     }
 }
@@ -215,6 +218,19 @@ impl Golden {
     pub fn open(&self, device: &Arc<dyn Device>, setting: Setting) -> Result<Context> {
         open_file(&self.file, device, setting, 1024)
     }
+
+    /// The model with metadata of its own on a device.
+    ///
+    /// # Errors
+    /// Whatever loading reports.
+    pub fn open_as(
+        &self,
+        metadata: &Metadata,
+        device: &Arc<dyn Device>,
+        setting: Setting,
+    ) -> Result<Context> {
+        open_with(&self.file, metadata, device, setting, 1024)
+    }
 }
 
 /// A model file on a device, without its tokenizer.
@@ -227,8 +243,20 @@ pub fn open_file(
     setting: Setting,
     n_ctx: usize,
 ) -> Result<Context> {
-    let metadata = file.metadata();
+    open_with(file, file.metadata(), device, setting, n_ctx)
+}
+
+fn open_with(
+    file: &GgufFile,
+    metadata: &Metadata,
+    device: &Arc<dyn Device>,
+    setting: Setting,
+    n_ctx: usize,
+) -> Result<Context> {
     let mut requests = Requests::new(file, metadata.str("general.architecture")?);
+    if setting.tables_in_file {
+        requests.leave_tables_in_file();
+    }
     let model = models::load(metadata, &mut requests)?;
     let weights = requests.upload(&**device, &mut |_, _| {})?;
     let config = CacheConfig {

@@ -1,43 +1,33 @@
 //! What must hold for the memory of recurrent layers, on every device: going back, sharing steps, reusing slots.
 #![allow(clippy::unwrap_used, reason = "a test may fail")]
 
+mod common;
+
 use std::sync::Arc;
 
-use gemel_conformance::golden::{Golden, Setting, max_difference};
+use common::{bits, devices, same, single_steps, step, step_of};
+use gemel_conformance::golden::{Golden, Setting};
 use gemel_core::Device;
-use gemel_core::op::DeviceClass;
 use gemel_core::reference::ReferenceDevice;
-use gemel_cuda::CudaOptions;
-use gemel_cuda::emulated::open_emulated;
 use gemel_engine::blocks::Head;
-use gemel_engine::forward::{Context, StepError, StepOutput, StepToken};
+use gemel_engine::forward::{Context, StepError, StepToken};
 use gemel_engine::gguf::Value;
-use gemel_engine::kv_cache::{CacheError, SeqId};
+use gemel_engine::kv_cache::CacheError;
 use gemel_engine::models;
 use gemel_engine::weights::Requests;
-use gemel_wgpu::{WgpuDevice, WgpuOptions};
 
-fn devices() -> Vec<Arc<dyn Device>> {
-    let only = std::env::var("GEMEL_TEST_DEVICE").ok();
-    let wanted = |name: &str| only.as_deref().is_none_or(|only| only == name);
-    let mut devices: Vec<Arc<dyn Device>> = Vec::new();
-    if wanted("reference") {
-        devices.push(Arc::new(ReferenceDevice::new()));
-    }
-    if wanted("wgpu") {
-        devices.push(Arc::new(
-            WgpuDevice::open(&WgpuOptions::new("wgpu")).unwrap(),
-        ));
-    }
-    if wanted("cuda-emulated") {
-        devices.push(Arc::new(open_emulated(&CudaOptions::new("cuda")).unwrap()));
-    }
-    devices
+/// Models with three value heads to a key head; the second also has sparse attention, two rings and n-grams.
+const MODELS: [&str; 2] = ["qwen35-r3", "qwen4exp"];
+
+/// Every model on every device.
+fn benches() -> impl Iterator<Item = (Arc<dyn Device>, &'static str)> {
+    let devices = devices().into_iter();
+    devices.flat_map(|device| MODELS.map(|name| (device.clone(), name)))
 }
 
-/// A model with three value heads to a key head, and its long prompt.
-fn open(device: &Arc<dyn Device>, n_seqs: usize) -> (Context, Vec<u32>) {
-    let golden = Golden::tiny("qwen35-r3").unwrap();
+/// A model and its long prompt.
+fn open(device: &Arc<dyn Device>, name: &str, n_seqs: usize) -> (Context, Vec<u32>) {
+    let golden = Golden::tiny(name).unwrap();
     let setting = Setting {
         n_seqs,
         n_ubatch: 64,
@@ -47,58 +37,10 @@ fn open(device: &Arc<dyn Device>, n_seqs: usize) -> (Context, Vec<u32>) {
     (golden.open(device, setting).unwrap(), ids)
 }
 
-/// Logits after each token, appended in one step.
-fn step(context: &mut Context, seq: SeqId, ids: &[u32]) -> Vec<Vec<f32>> {
-    step_of(context, &[(seq, ids)])
-}
-
-/// Logits after each token of several sequences, appended in one step.
-fn step_of(context: &mut Context, parts: &[(SeqId, &[u32])]) -> Vec<Vec<f32>> {
-    let token = |seq, id| StepToken {
-        seq,
-        id,
-        output: true,
-    };
-    let tokens: Vec<StepToken> = parts
-        .iter()
-        .flat_map(|&(seq, ids)| ids.iter().map(move |&id| token(seq, id)))
-        .collect();
-    let outputs = context.step(&tokens, Head::Logits).unwrap();
-    outputs
-        .into_iter()
-        .map(|output| match output {
-            StepOutput::Logits(logits) => logits,
-            other => panic!("logits were asked for, but got {other:?}"),
-        })
-        .collect()
-}
-
-/// Logits after each token, one step a token.
-fn single_steps(context: &mut Context, seq: SeqId, ids: &[u32]) -> Vec<Vec<f32>> {
-    ids.iter()
-        .flat_map(|&id| step(context, seq, &[id]))
-        .collect()
-}
-
-fn bits(rows: &[Vec<f32>]) -> Vec<Vec<u32>> {
-    rows.iter()
-        .map(|row| row.iter().map(|v| v.to_bits()).collect())
-        .collect()
-}
-
-/// Whether steps of another length gave the same: to the bit on devices. The reference computes a step in f64 and
-/// rounds its state to f32 behind it.
-fn same(device: &Arc<dyn Device>, found: &[Vec<f32>], expected: &[Vec<f32>]) -> bool {
-    if device.caps().class == DeviceClass::Reference {
-        return max_difference(found, expected) <= 1e-4;
-    }
-    bits(found) == bits(expected)
-}
-
 #[test]
 fn a_verified_draft_gives_the_bits_of_single_steps() {
-    for device in devices() {
-        let (mut context, ids) = open(&device, 2);
+    for (device, name) in benches() {
+        let (mut context, ids) = open(&device, name, 2);
         let (a, b) = (context.create().unwrap(), context.create().unwrap());
         let mut at = 0;
         // A prompt, then drafts of every length that a step may verify.
@@ -108,7 +50,7 @@ fn a_verified_draft_gives_the_bits_of_single_steps() {
             let expected = single_steps(&mut context, b, part);
             assert!(
                 same(&device, &found, &expected),
-                "{n} tokens at {at} on {}",
+                "{n} tokens at {at}, {name} on {}",
                 device.name()
             );
             at += n;
@@ -118,8 +60,8 @@ fn a_verified_draft_gives_the_bits_of_single_steps() {
 
 #[test]
 fn going_back_forgets_the_rejected_tokens() {
-    for device in devices() {
-        let (mut context, ids) = open(&device, 2);
+    for (device, name) in benches() {
+        let (mut context, ids) = open(&device, name, 2);
         let plain = context.create().unwrap();
         let expected = single_steps(&mut context, plain, &ids[..14]);
         let wrong: Vec<u32> = ids[100..116].to_vec();
@@ -145,7 +87,7 @@ fn going_back_forgets_the_rejected_tokens() {
             let found = single_steps(&mut context, seq, &ids[start + right..14]);
             assert!(
                 same(&device, &found, &expected[start + right..]),
-                "{n_right} of {n_draft} at {start} on {}",
+                "{n_right} of {n_draft} at {start}, {name} on {}",
                 device.name()
             );
             context.remove(seq).unwrap();
@@ -155,8 +97,8 @@ fn going_back_forgets_the_rejected_tokens() {
 
 #[test]
 fn sequences_in_one_step_do_not_meet() {
-    for device in devices() {
-        let (mut context, ids) = open(&device, 4);
+    for (device, name) in benches() {
+        let (mut context, ids) = open(&device, name, 4);
         let alone = context.create().unwrap();
         let expected = single_steps(&mut context, alone, &ids[..12]);
         context.remove(alone).unwrap();
@@ -179,7 +121,7 @@ fn sequences_in_one_step_do_not_meet() {
         }
         assert!(
             bits(&found) == bits(&expected),
-            "as alone on {}",
+            "as alone, {name} on {}",
             device.name()
         );
     }
@@ -187,8 +129,8 @@ fn sequences_in_one_step_do_not_meet() {
 
 #[test]
 fn a_slot_does_not_remember_its_last_owner() {
-    for device in devices() {
-        let (mut context, ids) = open(&device, 1);
+    for (device, name) in benches() {
+        let (mut context, ids) = open(&device, name, 1);
         let first = context.create().unwrap();
         let expected = step(&mut context, first, &ids[..40]);
         step(&mut context, first, &ids[100..110]);
@@ -196,7 +138,7 @@ fn a_slot_does_not_remember_its_last_owner() {
         let again = step(&mut context, first, &ids[..40]);
         assert!(
             bits(&again) == bits(&expected),
-            "emptied on {}",
+            "emptied, {name} on {}",
             device.name()
         );
         context.remove(first).unwrap();
@@ -204,7 +146,7 @@ fn a_slot_does_not_remember_its_last_owner() {
         let again = step(&mut context, second, &ids[..40]);
         assert!(
             bits(&again) == bits(&expected),
-            "reused on {}",
+            "reused, {name} on {}",
             device.name()
         );
     }
@@ -212,8 +154,8 @@ fn a_slot_does_not_remember_its_last_owner() {
 
 #[test]
 fn checkpoints_go_back_further_than_the_record() {
-    for device in devices() {
-        let (mut context, ids) = open(&device, 2);
+    for (device, name) in benches() {
+        let (mut context, ids) = open(&device, name, 2);
         let seq = context.create().unwrap();
         step(&mut context, seq, &ids[..30]);
         step(&mut context, seq, &ids[30..33]);
@@ -231,7 +173,11 @@ fn checkpoints_go_back_further_than_the_record() {
         }
         context.restore(seq, &checkpoint).unwrap();
         let found = step(&mut context, seq, &ids[32..60]);
-        assert!(bits(&found) == bits(&expected), "on {}", device.name());
+        assert!(
+            bits(&found) == bits(&expected),
+            "{name} on {}",
+            device.name()
+        );
         context.truncate(seq, 0).unwrap();
         step(&mut context, seq, &ids[..4]);
         let ahead = context.restore(seq, &checkpoint).unwrap_err();
@@ -241,8 +187,8 @@ fn checkpoints_go_back_further_than_the_record() {
 
 #[test]
 fn a_saved_sequence_goes_on_as_if_nothing_had_happened() {
-    for device in devices() {
-        let (mut context, ids) = open(&device, 2);
+    for (device, name) in benches() {
+        let (mut context, ids) = open(&device, name, 2);
         let seq = context.create().unwrap();
         step(&mut context, seq, &ids[..64]);
         step(&mut context, seq, &ids[64..80]);
@@ -261,14 +207,18 @@ fn a_saved_sequence_goes_on_as_if_nothing_had_happened() {
         context.remove(others[0]).unwrap();
         let again = context.load(&saved).unwrap();
         let found = step(&mut context, again, &ids[70..90]);
-        assert!(bits(&found) == bits(&expected), "on {}", device.name());
+        assert!(
+            bits(&found) == bits(&expected),
+            "{name} on {}",
+            device.name()
+        );
     }
 }
 
 #[test]
 fn a_fork_goes_on_as_its_origin_and_apart_from_it() {
-    for device in devices() {
-        let (mut context, ids) = open(&device, 3);
+    for (device, name) in benches() {
+        let (mut context, ids) = open(&device, name, 3);
         let seq = context.create().unwrap();
         step(&mut context, seq, &ids[..64]);
         step(&mut context, seq, &ids[64..80]);
@@ -277,14 +227,22 @@ fn a_fork_goes_on_as_its_origin_and_apart_from_it() {
         assert_eq!(context.cache().len(fork).unwrap(), 75, "as long");
         let found = step(&mut context, fork, &ids[75..90]);
         let expected = step(&mut context, seq, &ids[75..90]);
-        assert!(bits(&found) == bits(&expected), "on {}", device.name());
+        assert!(
+            bits(&found) == bits(&expected),
+            "{name} on {}",
+            device.name()
+        );
         // Each has its own pages and state.
         let second = context.fork(fork).unwrap();
         step(&mut context, fork, &ids[200..230]);
         context.remove(fork).unwrap();
         let found = step(&mut context, second, &ids[90..95]);
         let expected = step(&mut context, seq, &ids[90..95]);
-        assert!(bits(&found) == bits(&expected), "on {}", device.name());
+        assert!(
+            bits(&found) == bits(&expected),
+            "{name} on {}",
+            device.name()
+        );
         let third = context.fork(seq).unwrap();
         let full = context.fork(third).unwrap_err();
         assert!(full.to_string().contains("slots are in use"), "{full}");
@@ -294,7 +252,7 @@ fn a_fork_goes_on_as_its_origin_and_apart_from_it() {
 #[test]
 fn interleaved_tokens_are_refused_and_change_nothing() {
     let device: Arc<dyn Device> = Arc::new(ReferenceDevice::new());
-    let (mut context, ids) = open(&device, 2);
+    let (mut context, ids) = open(&device, "qwen35-r3", 2);
     let (a, b) = (context.create().unwrap(), context.create().unwrap());
     step(&mut context, a, &ids[..3]);
     let tokens = [a, b, a].map(|seq| StepToken {
@@ -332,6 +290,14 @@ fn a_prediction_block_is_found_and_changes_nothing() {
         matches!(&found[..], [only] if only.contains("blk.4")),
         "{found:?}"
     );
+    // One that selects what it attends to, and one that does not.
+    for (name, block) in [("qwen4exp-mtp", "blk.4"), ("qwen4exp-mtp-dense", "blk.2")] {
+        let (_, found) = run(name);
+        assert!(
+            matches!(&found[..], [only] if only.contains(block)),
+            "{name}: {found:?}"
+        );
+    }
 }
 
 #[test]

@@ -92,8 +92,12 @@ pub mod input {
     pub const COMMITS: &str = "commits";
 
     /// For each token, i32 `[n_tokens, n]`: its id and those of the `n - 1` tokens before it in its sequence, the nearest
-    /// first, -1 where there is none. Only for graphs with n-grams.
+    /// first, -1 where there is none. Only for graphs with n-grams whose table is in device memory.
     pub const NGRAMS: &str = "ngrams";
+
+    /// For each token the rows that its n-grams name, f32 `[n_tokens, n_channels]`. Only for graphs with n-grams whose
+    /// table is in the file.
+    pub const NGRAM_ROWS: &str = "ngram_rows";
 
     /// Cells of the tokens in a group's cache, i32 `[n_tokens]`, -1 for padding.
     pub fn slots(group: usize) -> String {

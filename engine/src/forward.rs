@@ -18,9 +18,11 @@ use gemel_core::ops::top_k_logits::TopKLogits;
 use gemel_core::plan::{Arena, Plan, PlanError, compile};
 
 use crate::blocks::{Head, Precision, StepGraph, StepShape, input, len_bucket, row_bucket};
+use crate::gguf::GgufError;
 use crate::kv_cache::{CacheConfig, CacheError, SeqId};
 use crate::memory::{Checkpoint, MemoryError, Reservation, SavedSequence, SequenceMemory};
 use crate::models::{Model, ModelInfo, Tables};
+use crate::ngram;
 use crate::weights::Weights;
 
 /// A token of a step.
@@ -77,6 +79,9 @@ pub enum StepError {
         /// The limit.
         n_ubatch: usize,
     },
+    /// The file of a table that is read row by row.
+    #[error(transparent)]
+    Table(#[from] GgufError),
     /// The graph could not be built or placed.
     #[error(transparent)]
     Plan(#[from] PlanError),
@@ -383,6 +388,12 @@ impl Context {
             Vec::new()
         };
 
+        let contexts = self.ngram_contexts(tokens, &reservation.kv.positions);
+        let ngram_rows = match self.model.ngrams() {
+            Some(table) => table.read(&contexts)?,
+            None => Vec::new(),
+        };
+
         self.step_words.clear();
         let words = plan
             .step_buffer
@@ -412,13 +423,11 @@ impl Context {
             &mut tokens.iter().map(|token| token.seq.0 as i32),
         );
         fill(input::OUTPUTS, &mut outputs.iter().copied());
-        if let Some(table) = self.model.ngrams() {
-            let placed = tokens.iter().zip(&reservation.kv.positions);
-            let ngrams = placed.flat_map(|(token, &position)| {
-                ngram(self.memory.ids(token.seq), position, table.hashes.longest())
-            });
-            fill(input::NGRAMS, &mut { ngrams });
-        }
+        fill(input::NGRAMS, &mut contexts.iter().copied());
+        // Rows without a token are zeros: -1 would be NaN.
+        let ngram_rows = ngram_rows.iter().map(|value| value.to_bits().cast_signed());
+        let mut ngram_rows = ngram_rows.chain(std::iter::repeat(0));
+        fill(input::NGRAM_ROWS, &mut ngram_rows);
         fill(input::RUNS, &mut runs.iter().flatten().copied());
         fill(
             input::COMMITS,
@@ -457,6 +466,38 @@ impl Context {
             n_outputs: outputs.len(),
             head: shape.head,
         })
+    }
+
+    /// The contexts of the n-grams of a step, `[n_tokens, longest]`; empty for models without.
+    fn ngram_contexts(&self, tokens: &[StepToken], positions: &[i32]) -> Vec<i32> {
+        let Some(table) = self.model.ngrams() else {
+            return Vec::new();
+        };
+        let placed = tokens.iter().zip(positions);
+        placed
+            .flat_map(|(token, &position)| {
+                let ids = self.memory.ids(token.seq);
+                ngram::context(ids, position as usize, table.hashes.longest())
+            })
+            .collect()
+    }
+
+    /// Has the rows of an n-gram table in a file read ahead for the tokens `next`, which follow `before`.
+    fn prefetch_ngrams(&self, before: &[u32], next: &[u32]) {
+        let Some(table) = self
+            .model
+            .ngrams()
+            .filter(|table| table.in_file().is_some())
+        else {
+            return;
+        };
+        let longest = table.hashes.longest();
+        let before = &before[before.len().saturating_sub(longest - 1)..];
+        let ids = [before, next].concat();
+        let contexts: Vec<i32> = (before.len()..ids.len())
+            .flat_map(|position| ngram::context(&ids, position, longest))
+            .collect();
+        table.prefetch(&contexts);
     }
 
     /// Waits for a step and returns the outputs of its output tokens, in token order.
@@ -531,6 +572,10 @@ impl Context {
                     output: last && i + 1 == chunk.len(),
                 })
                 .collect();
+            let (before, next) = ids.split_at(done + chunk.len());
+            if !last {
+                self.prefetch_ngrams(before, &next[..n_ubatch.min(next.len())]);
+            }
             let mut outputs = self.step(&tokens, head)?;
             done += chunk.len();
             if last {
@@ -645,16 +690,6 @@ fn without_layer(label: &str) -> String {
         node.push_str(part.split_once('.').map_or(part, |(_, rest)| rest));
     }
     node
-}
-
-/// The token at `position` and the `n - 1` before it, the nearest first; -1 where there is none.
-fn ngram(ids: &[u32], position: i32, n: usize) -> impl Iterator<Item = i32> + '_ {
-    (0..n).map(move |back| {
-        let at = usize::try_from(position).ok();
-        let at = at.and_then(|at| at.checked_sub(back));
-        let id = at.and_then(|at| ids.get(at));
-        id.map_or(-1, |id| id.cast_signed())
-    })
 }
 
 /// The 32-bit words of one row of an output in the read-back.

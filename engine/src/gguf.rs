@@ -11,6 +11,7 @@
 mod error;
 mod metadata;
 mod parse;
+mod rows;
 mod shards;
 pub mod write;
 
@@ -18,6 +19,7 @@ use gemel_core::DType;
 
 pub use error::GgufError;
 pub use metadata::{Array, MAX_LAYERS, Metadata, Value};
+pub use rows::FileRows;
 pub use shards::{GgufFile, TensorSource};
 
 /// Alignment of the data section where `general.alignment` is absent.

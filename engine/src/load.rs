@@ -6,7 +6,7 @@ use gemel_core::DType;
 use gemel_core::device::Device;
 use gemel_core::dtype::CACHE_TYPES;
 use gemel_core::error::DeviceError;
-use gemel_core::op::Caps;
+use gemel_core::op::{Caps, DeviceClass};
 
 use crate::blocks::Precision;
 use crate::forward::Context;
@@ -35,6 +35,20 @@ pub struct LoadOptions {
     pub v_type: DType,
     /// How activations enter quantised products.
     pub precision: Precision,
+    /// Where a table of n-gram embeddings goes.
+    pub ngram_table: TablePlacement,
+}
+
+/// Where a table goes of which a step reads a few rows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum TablePlacement {
+    /// To device memory where that leaves room, and the device is not the processor that reads the file itself.
+    #[default]
+    Auto,
+    /// To device memory.
+    Device,
+    /// Nowhere: it stays in the file, and the host sends rows with each step.
+    File,
 }
 
 impl Default for LoadOptions {
@@ -46,6 +60,7 @@ impl Default for LoadOptions {
             k_type: DType::F16,
             v_type: DType::F16,
             precision: Precision::Strict,
+            ngram_table: TablePlacement::Auto,
         }
     }
 }
@@ -103,6 +118,20 @@ pub enum LoadError {
         /// The device's limit.
         limit_mib: u64,
     },
+    /// A table that was asked for in device memory does not fit.
+    #[error(
+        "the n-gram table takes {table_mib} MiB and the model with it {needed_mib} MiB, but {device} has {free_mib} MiB free; leave it in the file (--ngram-table file)"
+    )]
+    TableTooLarge {
+        /// The table.
+        table_mib: u64,
+        /// Everything.
+        needed_mib: u64,
+        /// The device.
+        device: String,
+        /// What it has.
+        free_mib: u64,
+    },
     /// Weights and caches need more than the device has.
     #[error(
         "the model needs {needed_mib} MiB ({weights_mib} weights, {cache_mib} cache for {n_ctx} tokens x {n_seqs}), but {device} has {free_mib} MiB free; use a smaller context (-c), cache type (-ctk, -ctv) or model"
@@ -142,6 +171,8 @@ pub struct Loaded {
     pub n_params: u64,
     /// What the file has beyond the plain model, one phrase each.
     pub found: Vec<String>,
+    /// Where its table of n-gram embeddings is and why, if it has one.
+    pub ngram_table: Option<String>,
 }
 
 /// Loads a model. `progress` gets the bytes of the file done so far and in all.
@@ -157,7 +188,7 @@ pub fn load(
     let metadata = file.metadata();
     let arch = metadata.str("general.architecture")?;
     let mut requests = Requests::new(file, arch);
-    let model = models::load(metadata, &mut requests)?;
+    let mut model = models::load(metadata, &mut requests)?;
     let tokenizer = Tokenizer::from_metadata(metadata)?;
     let info = model.info().clone();
     let caps = device.caps();
@@ -169,11 +200,31 @@ pub fn load(
         caps.max_binding_bytes,
     )?;
     check_cache_bindings(&model.kv_layers(), &model.state_layers(), &config, caps)?;
-    let weight_bytes = requests.n_bytes(caps);
+    let mut weight_bytes = requests.n_bytes(caps);
     let cache_bytes = KvCache::n_bytes(&model.kv_layers(), &config)
         + StateCache::n_bytes(&model.state_layers(), &config);
     let memory = device.memory();
     let free = memory.total.saturating_sub(memory.used);
+    let n_params = n_params(&requests);
+    let mut ngram_table = None;
+    if let Some(table) = model.ngrams() {
+        let needed = weight_bytes + cache_bytes;
+        let (in_file, why) = place_table(
+            options.ngram_table,
+            table.rows.n_bytes,
+            needed,
+            free,
+            &*device,
+        )?;
+        ngram_table = Some(why);
+        if in_file {
+            // Only requests so far: made again without the table.
+            requests = Requests::new(file, arch);
+            requests.leave_tables_in_file();
+            model = models::load(metadata, &mut requests)?;
+            weight_bytes = requests.n_bytes(caps);
+        }
+    }
     if weight_bytes + cache_bytes > free {
         return Err(LoadError::TooLarge {
             needed_mib: (weight_bytes + cache_bytes) >> 20,
@@ -186,10 +237,6 @@ pub fn load(
         });
     }
     let found = model.found().to_vec();
-    let n_params = requests
-        .matrices()
-        .map(|(_, _, shape)| shape.iter().product::<usize>() as u64)
-        .sum();
     let weights = requests.upload(&*device, progress)?;
     let context = Context::new(
         device,
@@ -206,7 +253,73 @@ pub fn load(
         cache_bytes,
         n_params,
         found,
+        ngram_table,
     })
+}
+
+/// Parameters of the requested matrices.
+fn n_params(requests: &Requests<'_>) -> u64 {
+    let sizes = requests
+        .matrices()
+        .map(|(_, _, shape)| shape.iter().product::<usize>() as u64);
+    sizes.sum()
+}
+
+/// Whether a table of n-gram embeddings stays in the file, and a line that says where it is and why. `needed` are the
+/// bytes of weights and caches, the table's among them.
+///
+/// # Errors
+/// A table that was asked for in device memory and does not fit.
+fn place_table(
+    placement: TablePlacement,
+    table_bytes: u64,
+    needed: u64,
+    free: u64,
+    device: &dyn Device,
+) -> Result<(bool, String), LoadError> {
+    let mib = |bytes: u64| bytes.div_ceil(1 << 20);
+    let name = device.name();
+    // Activations need room too.
+    let fits = needed <= free / 8 * 7;
+    let is_host = matches!(
+        device.caps().class,
+        DeviceClass::Reference | DeviceClass::Software
+    );
+    let (in_file, why) = match placement {
+        TablePlacement::Device if needed > free => {
+            return Err(LoadError::TableTooLarge {
+                table_mib: mib(table_bytes),
+                needed_mib: mib(needed),
+                device: name.to_owned(),
+                free_mib: free >> 20,
+            });
+        }
+        TablePlacement::Device => (false, format!("in the memory of {name}, as asked for")),
+        TablePlacement::File => (
+            true,
+            "read from the file as needed, as asked for".to_owned(),
+        ),
+        TablePlacement::Auto if is_host => (
+            true,
+            format!("read from the file as needed: {name} is the host itself"),
+        ),
+        TablePlacement::Auto if fits => (
+            false,
+            format!("in the memory of {name}, which has room for it"),
+        ),
+        TablePlacement::Auto => (
+            true,
+            format!(
+                "read from the file as needed: the model would take {} MiB with it, and {name} has {} MiB free",
+                mib(needed),
+                free >> 20
+            ),
+        ),
+    };
+    Ok((
+        in_file,
+        format!("n-gram table, {} MiB: {why}", mib(table_bytes)),
+    ))
 }
 
 /// Refuses a cache of which one layer exceeds a binding of the device.

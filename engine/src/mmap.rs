@@ -26,6 +26,13 @@ pub struct MappedFile {
     map: memmap2::Mmap,
 }
 
+/// How bytes will be read.
+#[derive(Clone, Copy, Debug)]
+enum Advised {
+    Soon,
+    Scattered,
+}
+
 impl MappedFile {
     /// Opens and maps a regular file.
     ///
@@ -114,6 +121,37 @@ impl MappedFile {
         };
         self.advise_unneeded(start, end - start);
     }
+
+    /// Tells the system that these bytes will be read soon, so that it can fetch them from the disk meanwhile. Parts of
+    /// `range` outside the file are ignored. Does nothing where the system has no such call.
+    pub fn prefetch(&self, range: Range<usize>) {
+        self.advise(range, Advised::Soon);
+    }
+
+    /// Tells the system that these bytes are read here and there: what lies beside them need not be fetched with them.
+    pub fn expect_scattered_reads(&self, range: Range<usize>) {
+        self.advise(range, Advised::Scattered);
+    }
+
+    #[cfg(unix)]
+    fn advise(&self, range: Range<usize>, advised: Advised) {
+        let end = range.end.min(self.map.len());
+        if range.start >= end {
+            return;
+        }
+        let advice = match advised {
+            Advised::Soon => memmap2::Advice::WillNeed,
+            Advised::Scattered => memmap2::Advice::Random,
+        };
+        let result = self
+            .map
+            .advise_range(advice, range.start, end - range.start);
+        // Advice that the system refuses costs time, not correctness.
+        drop(result);
+    }
+
+    #[cfg(not(unix))]
+    fn advise(&self, _range: Range<usize>, _advised: Advised) {}
 
     #[cfg(unix)]
     fn advise_unneeded(&self, offset: usize, n_bytes: usize) {

@@ -16,7 +16,7 @@ use gemel_core::tensor::Layout;
 use gemel_core::{DType, TensorDesc, dtype};
 use rayon::prelude::*;
 
-use crate::gguf::{GgufFile, TensorInfo};
+use crate::gguf::{FileRows, GgufFile, TensorInfo};
 
 /// Bytes of a matrix that are packed and written at a time.
 const PIECE_BYTES: usize = 8 << 20;
@@ -92,6 +92,30 @@ pub struct ExpertStack {
     pub scale: Option<WeightId>,
     /// `[n_experts * d_out]`.
     pub bias: Option<WeightId>,
+}
+
+/// A matrix of which a step reads a few rows.
+#[derive(Clone, Debug)]
+pub struct RowTable {
+    /// Where it is.
+    pub place: RowPlace,
+    /// Rows.
+    pub n_rows: usize,
+    /// Channels of a row.
+    pub width: usize,
+    /// Bytes in the file.
+    pub n_bytes: u64,
+    /// Multiplies the rows (`NAME.scale` of scaled formats); 1 otherwise.
+    pub scale: f32,
+}
+
+/// Where a matrix of rows is.
+#[derive(Clone, Debug)]
+pub enum RowPlace {
+    /// In device memory.
+    Device(WeightId),
+    /// In the file.
+    File(FileRows),
 }
 
 #[derive(Clone, Debug)]
@@ -176,6 +200,7 @@ pub struct Requests<'a> {
     arch: String,
     list: Vec<Request>,
     by_name: BTreeMap<String, WeightId>,
+    leave_tables: bool,
 }
 
 impl<'a> Requests<'a> {
@@ -186,7 +211,13 @@ impl<'a> Requests<'a> {
             arch: arch.to_owned(),
             list: Vec::new(),
             by_name: BTreeMap::new(),
+            leave_tables: false,
         }
+    }
+
+    /// Has [`row_table`](Self::row_table) leave tables in the file.
+    pub fn leave_tables_in_file(&mut self) {
+        self.leave_tables = true;
     }
 
     /// Whether the file has this tensor.
@@ -255,6 +286,34 @@ impl<'a> Requests<'a> {
     ) -> Result<WeightId, WeightError> {
         let info = self.find(&format!("{label}.weight"), &[d_out, d_in], is_weight)?;
         Ok(self.push(Request::Matrix(vec![info])))
+    }
+
+    /// A matrix named `LABEL.weight` of at least `n_rows` rows, of which a step reads a few; with its optional
+    /// `LABEL.scale`.
+    ///
+    /// # Errors
+    /// Missing, or of another shape or type.
+    pub fn row_table(
+        &mut self,
+        label: &str,
+        n_rows: usize,
+        width: usize,
+    ) -> Result<RowTable, WeightError> {
+        let name = format!("{label}.weight");
+        let found = self.shape(&name).and_then(|shape| shape.first().copied());
+        let n_rows = n_rows.max(found.unwrap_or_default());
+        let info = self.find(&name, &[n_rows, width], is_weight)?;
+        Ok(RowTable {
+            n_bytes: info.n_bytes as u64,
+            place: if self.leave_tables {
+                RowPlace::File(self.file.rows(&info))
+            } else {
+                RowPlace::Device(self.push(Request::Matrix(vec![info])))
+            },
+            n_rows,
+            width,
+            scale: self.scalar(&format!("{label}.scale"))?.unwrap_or(1.0),
+        })
     }
 
     /// A vector of `n` named `LABEL.weight` as a matrix of one row, for the product with it.

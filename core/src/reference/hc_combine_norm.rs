@@ -4,7 +4,8 @@ use super::RefArgs;
 use super::hc_combine::{Terms, terms};
 use crate::ops::hc_combine_norm::HcCombineNorm;
 
-/// `sum = r + 2 sigmoid(scale * inject) x`, `y = sum / rms(sum) * w`, row by row of the streams.
+/// `sum = r + 2 sigmoid(scale * inject) x`, rounded to f32 as it is stored, and `y = sum / rms(sum) * w`, row by row of
+/// the streams.
 pub fn hc_combine_norm(op: &HcCombineNorm, args: &mut RefArgs<'_>) {
     let [r, x, inject, w] = &args.inputs[..] else {
         unreachable!("the shape rule takes four operands");
@@ -15,12 +16,14 @@ pub fn hc_combine_norm(op: &HcCombineNorm, args: &mut RefArgs<'_>) {
         let w = w.row_vec(row % n_streams);
         let terms: Vec<Terms> = terms([r, x, inject], op.scale, row).collect();
         let bound = |term: &Terms| term.r.abs() + term.magnitude;
-        let scale = rms(terms.iter().map(|term| (term.r + term.x).powi(2)).sum());
+        let stored = |term: &Terms| f64::from((term.r + term.x) as f32);
+        let scale = rms(terms.iter().map(|term| stored(term).powi(2)).sum());
         // How much the error of the sums can move the factor that all elements of the row share.
         let largest = rms(terms.iter().map(|term| bound(term).powi(2)).sum());
         for (i, (term, w)) in terms.iter().zip(w).enumerate() {
             let (sum, magnitude, w) = (term.r + term.x, bound(term), f64::from(w));
             args.outputs[0].put_sum(row * n + i, sum, magnitude, term.r.hypot(term.x));
+            let sum = stored(term);
             // A row of zeros with eps = 0 stays zero.
             let (value, bound) = if scale == 0.0 {
                 (0.0, 0.0)

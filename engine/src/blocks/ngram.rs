@@ -12,7 +12,7 @@ use gemel_core::ops::rms_norm::RmsNorm;
 use super::{StepGraph, Streams, input};
 use crate::ngram::NgramTable;
 use crate::state::StateLayer;
-use crate::weights::{Linear, Requests, WeightError, WeightId};
+use crate::weights::{Linear, Requests, RowPlace, WeightError, WeightId};
 
 /// The layer that gates embeddings of n-grams by their agreement with each stream, and adds them and their convolution
 /// along the sequence.
@@ -81,6 +81,10 @@ impl StepGraph<'_> {
     ) -> Result<ValueId, GraphError> {
         let n = self.shape.n_tokens;
         let hashes = &table.hashes;
+        let RowPlace::Device(weight) = table.rows.place else {
+            let shape = [n, table.n_channels()];
+            return Ok((self.graph).step_input(input::NGRAM_ROWS, DType::F32, shape));
+        };
         let shape = [n, hashes.longest()];
         let ids = self.graph.step_input(input::NGRAMS, DType::I32, shape);
         let multipliers = self.tensor("ngram_multipliers", multipliers);
@@ -91,8 +95,10 @@ impl StepGraph<'_> {
         };
         let rows = (self.graph).apply("ngram_hash", hash, &[ids, multipliers, heads])?;
         let rows = self.graph.reshape(rows, [n * hashes.heads.len()])?;
-        let weight = self.weight("ngram_table", table.rows);
-        let gather = GatherRows { scale: 1.0 };
+        let weight = self.weight("ngram_table", weight);
+        let gather = GatherRows {
+            scale: table.rows.scale,
+        };
         let rows = self.graph.apply("ngram_rows", gather, &[weight, rows])?;
         self.graph.reshape(rows, [n, table.n_channels()])
     }

@@ -5,7 +5,9 @@ use std::borrow::Cow;
 use std::fmt;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
+use super::rows::FileRows;
 use super::{Gguf, GgufError, Metadata, TensorInfo};
 use crate::mmap::MappedFile;
 
@@ -26,10 +28,51 @@ pub trait TensorSource: fmt::Debug + Send + Sync {
 /// anything that the metadata say.
 #[derive(Debug)]
 pub struct GgufFile {
+    data: Arc<Data>,
+    gguf: Gguf,
+}
+
+/// Where the data of tensors are.
+#[derive(Debug)]
+pub(super) struct Data {
     /// None where a source makes the data up.
     files: Vec<MappedFile>,
     source: Option<Box<dyn TensorSource>>,
-    gguf: Gguf,
+}
+
+impl Data {
+    /// See [`GgufFile::piece`].
+    pub(super) fn piece<'a>(
+        &'a self,
+        t: &TensorInfo,
+        range: Range<usize>,
+        scratch: &'a mut Vec<u8>,
+    ) -> &'a [u8] {
+        match &self.source {
+            Some(source) => {
+                scratch.resize(range.len(), 0);
+                source.fill(t, range.start, scratch);
+                scratch
+            }
+            None => &self.mapped(t)[range],
+        }
+    }
+
+    /// The data of a tensor in its file.
+    fn mapped(&self, t: &TensorInfo) -> &[u8] {
+        let (file, range) = self
+            .place(t)
+            .expect("the tensor must be one of this file's");
+        &file.bytes()[range]
+    }
+
+    /// The file a tensor is in, and where.
+    pub(super) fn place(&self, t: &TensorInfo) -> Option<(&MappedFile, Range<usize>)> {
+        let file = self.files.get(t.shard)?;
+        let start = usize::try_from(t.offset).ok()?;
+        let end = start.checked_add(t.n_bytes)?;
+        (end <= file.bytes().len()).then_some((file, start..end))
+    }
 }
 
 impl GgufFile {
@@ -41,21 +84,18 @@ impl GgufFile {
         let (file, gguf) = open_one(path)?;
         match Split::of(&gguf.metadata).map_err(|error| error.in_file(path))? {
             Some(split) if split.count > 1 => Self::open_shards(path, file, gguf, split),
-            _ => Ok(Self {
-                files: vec![file],
-                source: None,
-                gguf,
-            }),
+            _ => Ok(Self::of(vec![file], None, gguf)),
         }
     }
 
     /// A model without a file: its header, and what makes up the data of its tensors.
     pub fn from_source(gguf: Gguf, source: Box<dyn TensorSource>) -> Self {
-        Self {
-            files: Vec::new(),
-            source: Some(source),
-            gguf,
-        }
+        Self::of(Vec::new(), Some(source), gguf)
+    }
+
+    fn of(files: Vec<MappedFile>, source: Option<Box<dyn TensorSource>>, gguf: Gguf) -> Self {
+        let data = Arc::new(Data { files, source });
+        Self { data, gguf }
     }
 
     /// Opens all shards of the set that `given` belongs to.
@@ -97,11 +137,7 @@ impl GgufFile {
         // A set has at least two shards, so there is a first.
         let (version, metadata) = first.unwrap_or_default();
         let gguf = Gguf::new(version, metadata, tensors).map_err(|error| error.in_file(path))?;
-        Ok(Self {
-            files,
-            source: None,
-            gguf,
-        })
+        Ok(Self::of(files, None, gguf))
     }
 
     /// Metadata and tensor directory.
@@ -124,13 +160,13 @@ impl GgufFile {
     /// # Panics
     /// `t` is not one of this file's tensors.
     pub fn bytes(&self, t: &TensorInfo) -> Cow<'_, [u8]> {
-        match &self.source {
+        match &self.data.source {
             Some(source) => {
                 let mut bytes = vec![0; t.n_bytes];
                 source.fill(t, 0, &mut bytes);
                 Cow::Owned(bytes)
             }
-            None => Cow::Borrowed(self.mapped(t)),
+            None => Cow::Borrowed(self.data.mapped(t)),
         }
     }
 
@@ -144,22 +180,15 @@ impl GgufFile {
         range: Range<usize>,
         scratch: &'a mut Vec<u8>,
     ) -> &'a [u8] {
-        match &self.source {
-            Some(source) => {
-                scratch.resize(range.len(), 0);
-                source.fill(t, range.start, scratch);
-                scratch
-            }
-            None => &self.mapped(t)[range],
-        }
+        self.data.piece(t, range, scratch)
     }
 
-    /// The data of a tensor in its file.
-    fn mapped(&self, t: &TensorInfo) -> &[u8] {
-        let (file, range) = self
-            .place(t)
-            .expect("the tensor must be one of this file's");
-        &file.bytes()[range]
+    /// The rows of a matrix, to be read one by one as long as they are needed: they keep the map.
+    ///
+    /// # Panics
+    /// `t` is not one of this file's tensors.
+    pub fn rows(&self, t: &TensorInfo) -> FileRows {
+        FileRows::new(self.data.clone(), t.clone())
     }
 
     /// Gives back the memory of `range` of the tensor's data after use, as far as it is whole pages.
@@ -167,7 +196,7 @@ impl GgufFile {
     /// Uploading a model piece by piece and releasing each piece keeps the memory in use at the size of
     /// a piece. The data stay readable. Parts of `range` outside the tensor are ignored.
     pub fn release(&self, t: &TensorInfo, range: Range<usize>) {
-        let Some((file, data)) = self.place(t) else {
+        let Some((file, data)) = self.data.place(t) else {
             return;
         };
         let range = range.start.min(data.len())..range.end.min(data.len());
@@ -179,16 +208,17 @@ impl GgufFile {
     /// # Errors
     /// Names the file.
     pub fn check_unchanged(&self) -> Result<(), GgufError> {
-        self.files.iter().try_for_each(MappedFile::check_len)
+        self.data.files.iter().try_for_each(MappedFile::check_len)
     }
 
     /// Size of all files together; of a model without a file, that of its tensors.
     pub fn n_bytes(&self) -> u64 {
-        if self.source.is_some() {
+        if self.data.source.is_some() {
             let tensors = self.gguf.tensors.iter();
             return tensors.map(|t| t.n_bytes as u64).sum();
         }
-        self.files
+        self.data
+            .files
             .iter()
             .map(|file| file.bytes().len() as u64)
             .sum()
@@ -196,15 +226,7 @@ impl GgufFile {
 
     /// The files, in the order of their shards.
     pub fn paths(&self) -> impl Iterator<Item = &Path> {
-        self.files.iter().map(MappedFile::path)
-    }
-
-    /// The file a tensor is in, and where.
-    fn place(&self, t: &TensorInfo) -> Option<(&MappedFile, Range<usize>)> {
-        let file = self.files.get(t.shard)?;
-        let start = usize::try_from(t.offset).ok()?;
-        let end = start.checked_add(t.n_bytes)?;
-        (end <= file.bytes().len()).then_some((file, start..end))
+        self.data.files.iter().map(MappedFile::path)
     }
 }
 

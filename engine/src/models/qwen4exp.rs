@@ -6,6 +6,7 @@ use gemel_core::graph::ValueId;
 use gemel_core::ops::delta_rule_step::HeadMap;
 use gemel_core::ops::gated_rms_norm::GateKind;
 use gemel_core::ops::index_pool;
+use gemel_core::ops::moe_route;
 use gemel_core::ops::rope::RopeMode;
 use gemel_core::{DType, PAGE};
 
@@ -181,6 +182,7 @@ impl Params {
         requests: &Requests<'_>,
     ) -> Result<(Self, Option<usize>), ModelError> {
         let (plain, n_mtp) = plain_metadata(metadata, ARCH)?;
+        size(metadata, "expert_count", moe_route::MAX_EXPERTS)?;
         let mut dense = DenseParams::read(&plain, requests, ARCH)?;
         let (n_layers, d_model) = (dense.info.n_layers, dense.info.d_model);
         if n_mtp > 0 && !requests.has("blk.0.hc_attn_norm.weight") {
@@ -283,16 +285,9 @@ impl Ngrams {
         let width = size(metadata, "embedding_length_per_layer_input", 1 << 16)?;
         let needed = hashes.heads.iter().map(|[n, first]| n + first).max();
         let needed = needed.unwrap_or_default() as usize;
-        let label = "per_layer_token_embd";
-        let shape = requests.shape(&format!("{label}.weight"));
-        let n_rows = shape.map_or(needed, |shape| shape[0].max(needed));
-        let rows = requests.matrix(label, n_rows, width)?;
+        let rows = requests.row_table("per_layer_token_embd", needed, width)?;
         Ok(Some(Self {
-            table: NgramTable {
-                hashes,
-                width,
-                rows,
-            },
+            table: NgramTable { hashes, rows },
             layer,
             n_taps,
         }))
