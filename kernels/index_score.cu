@@ -88,11 +88,15 @@ KERNEL index_score(const float* __restrict__ q, const unsigned* __restrict__ k_d
             bool exists = token + i < p.n_tokens;
             const float* q_row = q + p.q_off + (exists ? size_t(token + i) * p.q_s0 + size_t(head) * p.q_s1 : 0u);
             float four[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-            for (unsigned h = 0u; h < 4u && exists && head + h < p.n_heads; h++) {
-                four[h] = WEIGHTED ? w[p.w_off + size_t(token + i) * p.w_s0 + head + h] : 1.0f;
+#pragma unroll
+            for (unsigned h = 0u; h < 4u; h++) {
+                if (exists && head + h < p.n_heads) {
+                    four[h] = WEIGHTED ? w[p.w_off + size_t(token + i) * p.w_s0 + head + h] : 1.0f;
+                }
             }
             weights[i] = {four[0], four[1], four[2], four[3]};
             for (unsigned c = thread; c < p.dim; c += THREADS) {
+#pragma unroll
                 for (unsigned h = 0u; h < 4u; h++) {
                     four[h] = exists && head + h < p.n_heads ? q_row[size_t(h) * p.q_s1 + c] : 0.0f;
                 }

@@ -152,7 +152,8 @@ KERNEL matmul_by_id(const float* __restrict__ x_data, const unsigned* __restrict
     constexpr unsigned HALVES = GLU ? 2u : 1u;
     unsigned index = folded();
     unsigned row_block = index / p.n_slots;
-    if (row_block >= p.n_row_blocks) {
+    // The slots of tiles are theirs alone, and too many sums for a thread.
+    if (SLOT >= 64u || row_block >= p.n_row_blocks) {
         return;
     }
     Work work = work_of(route, p, index % p.n_slots);

@@ -8,7 +8,9 @@
 #   --quick    tiny sizes: to see that the script and the programs work
 #   --minutes  how long all steps together may take, 6 unless given; what does not fit is left out and said so
 #   --bin      takes gemel and gemel-conformance from this folder and builds nothing
-#   STEP...    only these steps: machine build conformance golden ops cliffs model sanitizer vulkan
+#   STEP...    only these steps: machine build device conformance golden ops cliffs model sanitizer vulkan
+#
+# The cases of the conformance suite are run in shards, each a sample of every op, as many as its time allows.
 #
 # Each step's output is kept in $GEMEL_CHECK_LOGS (in the cache unless set); what counts is printed. The exit status is
 # that of the worst step. Where a tool, a driver or the network is missing, one line says which and what it costs.
@@ -145,15 +147,46 @@ for program in gemel gemel-conformance; do
 done
 conformance=$bin/gemel-conformance
 
-# --- Right? -----------------------------------------------------------------------------------------------------------
-
 # sizes FULL QUICK : the words for this run.
 sizes() {
     if [ "$quick" = yes ]; then printf '%s\n' "$2"; else printf '%s\n' "$1"; fi
 }
 
-read -ra cases <<< "$(sizes '' '--reduced --op scale,rms_norm,softmax_stats')"
-step conformance "$(sizes 150 120)" 12 "$conformance" test --device "$device" "${cases[@]}" || true
+# Without the device one line says why, instead of each step.
+if ! words=$("$conformance" test --device "$device" --op scale --tag quick --shard 1/1000 2>&1); then
+    printf '\n== device\n'
+    note device FAILED "$(printf '%s\n' "$words" | grep -m 1 '^error: ' || printf '%s\n' "$words" | tail -n 1)"
+    failed=1
+    finish
+fi
+
+# --- Right? -----------------------------------------------------------------------------------------------------------
+
+# shards DEVICE SECONDS N ARGUMENT... : runs shards of N until the next would not end in time, and says how many.
+# shellcheck disable=SC2329  # called through step
+shards() {
+    local on=$1 budget=$2 n=$3 i took=0 start rc=0 out
+    shift 3
+    SECONDS=0
+    for ((i = 1; i <= n && SECONDS + took <= budget; i++)); do
+        start=$SECONDS
+        if out=$("$conformance" test --device "$on" --shard "$i/$n" "$@" 2>"$logs/shard.err"); then
+            printf 'shard %s of %s: %s, %s s\n' "$i" "$n" "$(printf '%s\n' "$out" | tail -n 1)" "$((SECONDS - start))"
+        else
+            printf '%s\n' "$out" | tail -n 60
+            tail -n 5 "$logs/shard.err"
+            rc=1
+        fi
+        took=$((SECONDS - start))
+    done
+    printf '%s of %s shards run\n' "$((i - 1))" "$n"
+    return "$rc"
+}
+export -f shards sizes
+export device quick bin conformance logs
+
+read -ra cases <<< "$(sizes '60' '2 --reduced --op scale,rms_norm,softmax_stats')"
+step conformance "$(sizes 150 120)" 8 shards "$device" "$(sizes 110 90)" "${cases[@]}" || true
 
 models=${GEMEL_MODELS:-$cache/models}
 if [ "$quick" = yes ]; then
@@ -182,8 +215,7 @@ model() {
     done
     return "$rc"
 }
-export -f model sizes
-export device quick bin conformance
+export -f model
 if "$bin/gemel" bench --help 2>&1 | grep -q -- --synthetic; then
     step model "$(sizes 90 120)" 0 model || true
 else
@@ -219,10 +251,16 @@ fi
 
 # The same GPU through Vulkan: the portable backend on real hardware.
 if [ "$device" = cuda-emulated ]; then
-    step vulkan 120 12 "$conformance" test --device reference --reduced --op scale || true
+    step vulkan 120 3 shards reference 60 1 --reduced --op scale || true
+elif ! command -v nvidia-smi >/dev/null 2>&1; then
+    skip vulkan "nvidia-smi is missing, which tells the GPU's name"
 else
-    gpu=$(command -v nvidia-smi >/dev/null 2>&1 && nvidia-smi --query-gpu=name --format=csv,noheader | head -n 1)
-    step vulkan 90 12 "$conformance" test --device "${gpu:-wgpu}" --reduced || true
+    gpu=$(nvidia-smi --query-gpu=name --format=csv,noheader | head -n 1)
+    if "$conformance" test --device "$gpu" --tag quick --op scale >/dev/null 2>&1; then
+        step vulkan 90 8 shards "$gpu" 60 12 --reduced || true
+    else
+        skip vulkan "no Vulkan driver offers '$gpu'; containers need NVIDIA_DRIVER_CAPABILITIES with graphics, and libvulkan1"
+    fi
 fi
 
 finish

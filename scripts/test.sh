@@ -108,14 +108,23 @@ on lavapipe -limits --tag quick --limits
 on swiftshader '' --reduced
 on gl '' --tag quick
 
-# --- CUDA kernels without a GPU: compiled for the host and run on a pretend driver ------------------------------------
+# --- CUDA kernels without a GPU: compiled for the host and run on a pretend driver, compiled for GPUs -----------------
 
 if [ -z "$skip_cuda" ]; then
     step 10 kernels "$root/kernels/host/check.sh" "$cache/emulation-check"
     step 40 conformance-cuda-emulated "$suite" test --device cuda-emulated --tag quick
+    step 15 kernels-sanitized "$root/kernels/host/check_sanitized.sh" "$suite"
+    # What is to run on a machine with a GPU, to know that it works before one sees it.
+    step 10 gpu-check "$scripts/gpu-check.sh" --device cuda-emulated --quick --bin "$(dirname "$suite")"
 else
-    skip kernels "$skip_cuda"
-    skip conformance-cuda-emulated "$skip_cuda"
+    for name in kernels conformance-cuda-emulated kernels-sanitized gpu-check; do
+        skip "$name" "$skip_cuda"
+    done
+fi
+if [ -n "$nvrtc" ]; then
+    step 20 kernels-compiled "$suite" compile --check docs/kernels.md
+else
+    skip kernels-compiled 'NVRTC, which compiles kernels, cannot be had here; scripts/setup-nvrtc.sh says why'
 fi
 
 # --- Licences, sources, duplicate versions --------------------------------------------------------------------------

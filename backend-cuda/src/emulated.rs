@@ -233,7 +233,7 @@ impl Compiler for Host {
         format!("EMULATION_EXPORT({entry})\n")
     }
 
-    fn compile(&self, _: &str, source: &Source) -> Result<Vec<u8>, String> {
+    fn compile(&self, _: &str, _: &str, source: &Source) -> Result<Vec<u8>, String> {
         let folder = unique(&folder());
         let image = self.compile_in(&folder, source);
         // Nobody looks at it again; what is left over costs disk space only.

@@ -15,6 +15,7 @@
 
 mod buffers;
 mod caps;
+pub mod cubin;
 mod device;
 pub mod emulated;
 mod error;

@@ -18,6 +18,7 @@ use gemel_core::kernel::{self, Kernels, Key, Progress};
 use gemel_core::op::{Const, Launch};
 use gemel_core::source::Library;
 
+use crate::cubin;
 use crate::error::Gpu;
 use crate::launch::{Context, Function};
 use crate::source::{self, Source};
@@ -30,11 +31,11 @@ pub(crate) trait Compiler: fmt::Debug + Send + Sync {
     /// What the text needs at its end.
     fn suffix(&self, entry: &str) -> String;
 
-    /// Compiles.
+    /// Compiles a source for the launches of one of its entries.
     ///
     /// # Errors
     /// The compiler's words.
-    fn compile(&self, name: &str, source: &Source) -> Result<Vec<u8>, String>;
+    fn compile(&self, name: &str, entry: &str, source: &Source) -> Result<Vec<u8>, String>;
 }
 
 /// A compiled kernel.
@@ -125,7 +126,7 @@ impl Modules {
             Some(image) => image,
             None => self
                 .compiler
-                .compile(&format!("kernels/{}.cu", key.op), &source)
+                .compile(&format!("kernels/{}.cu", key.op), key.entry, &source)
                 .map_err(&failed)?,
         };
         let mut loaded = Function::load(context, &image, key.entry);
@@ -133,7 +134,7 @@ impl Modules {
             // Whatever is wrong with the file, the source is still there.
             image = self
                 .compiler
-                .compile(&format!("kernels/{}.cu", key.op), &source)
+                .compile(&format!("kernels/{}.cu", key.op), key.entry, &source)
                 .map_err(&failed)?;
             loaded = Function::load(context, &image, key.entry);
         }
@@ -326,6 +327,12 @@ impl Target {
     }
 }
 
+/// Warps of a multiprocessor, in the steps in which their registers are given: 64, 80, 128, 168 and 255 a thread.
+const RESIDENT_WARPS: [u32; 5] = [32, 24, 16, 12, 8];
+
+/// Registers of a multiprocessor, of every architecture.
+const REGISTERS: u32 = 65_536;
+
 /// NVIDIA's compiler.
 #[derive(Debug)]
 pub(crate) struct Nvrtc {
@@ -361,7 +368,12 @@ impl Nvrtc {
             format!("--gpu-architecture={architecture}"),
         ];
         Ok(Self {
-            id: format!("nvrtc {}.{} {}", version.0, version.1, options.join(" ")),
+            id: format!(
+                "nvrtc {}.{} {}, without local memory if warps of {RESIDENT_WARPS:?} allow",
+                version.0,
+                version.1,
+                options.join(" ")
+            ),
             options,
             target,
         })
@@ -410,7 +422,7 @@ pub fn check(
     })?;
     source::join(&source::embedded(), op, launch)
         .map_err(|error| error.to_string())
-        .and_then(|source| compiler.compile(&format!("kernels/{op}.cu"), &source))
+        .and_then(|source| compiler.compile(&format!("kernels/{op}.cu"), launch.entry, &source))
         .map_err(|log| DeviceError::Compile {
             kernel: kernel::name_of(op, launch),
             log,
@@ -436,7 +448,40 @@ impl Compiler for Nvrtc {
         String::new()
     }
 
-    fn compile(&self, name: &str, source: &Source) -> Result<Vec<u8>, String> {
+    /// The compiler decides how many warps a multiprocessor shall hold, and to reach a step of that number it keeps a
+    /// few values in local memory. Where it does, it is told to hold as many at least, then fewer, until it does not.
+    fn compile(&self, name: &str, entry: &str, source: &Source) -> Result<Vec<u8>, String> {
+        let first = self.compile_once(name, source, 0)?;
+        // The portable form tells nothing of registers.
+        let Target::Cubin(arch) = self.target else {
+            return Ok(first);
+        };
+        let taken = |image: &[u8]| cubin::resources(image, entry, (arch / 10, arch % 10)).ok();
+        let Some(had) = taken(&first) else {
+            return Ok(first);
+        };
+        let mut best = (had.local_bytes, first);
+        let held = REGISTERS / (32 * had.registers.max(1));
+        for warps in RESIDENT_WARPS.iter().filter(|&&warps| warps <= held) {
+            if best.0 == 0 {
+                break;
+            }
+            let image = self.compile_once(name, source, *warps)?;
+            if let Some(takes) = taken(&image)
+                && takes.local_bytes < best.0
+            {
+                best = (takes.local_bytes, image);
+            }
+        }
+        Ok(best.1)
+    }
+}
+
+impl Nvrtc {
+    /// Compiles such that a multiprocessor holds at least `warps` warps, or as many as the compiler likes if that is 0.
+    fn compile_once(&self, name: &str, source: &Source, warps: u32) -> Result<Vec<u8>, String> {
+        let mut options = self.options.clone();
+        options.push(format!("-DRESIDENT_WARPS={warps}"));
         let c_string =
             |text: &str| CString::new(text).map_err(|_| format!("{name} has a zero byte"));
         let text = c_string(&source.text)?;
@@ -466,7 +511,7 @@ impl Compiler for Nvrtc {
             .map_err(|error| error.to_string())?;
             let program = Program(program);
             // SAFETY: the program lives.
-            let compiled = unsafe { nvrtc::compile_program(program.0, &self.options) };
+            let compiled = unsafe { nvrtc::compile_program(program.0, &options) };
             if let Err(error) = compiled {
                 // SAFETY: the program lives.
                 let log = unsafe { nvrtc::get_program_log(program.0) }.unwrap_or_default();

@@ -39,7 +39,7 @@ pub struct Source {
 ///
 /// # Errors
 /// Files that do not exist, one prefix for two pieces, a piece without prefix.
-pub(crate) fn join(library: &Library, op: &str, launch: &Launch) -> Result<Source, SourceError> {
+pub fn join(library: &Library, op: &str, launch: &Launch) -> Result<Source, SourceError> {
     let (name, main) = library.op(op)?;
     let pieces = library.pieces(op, launch)?;
     let mut text = prelude(launch);

@@ -1,31 +1,46 @@
 //! Compiles kernels for NVIDIA's architectures without a GPU, and reports what they take of a multiprocessor.
 //!
-//! What is compiled is what the case tables launch on a device with the documented capabilities of each architecture.
-//! A kernel that does not compile, that no multiprocessor can hold, or that keeps values of a hot op in local memory
-//! is a fault.
+//! What is compiled is what the case tables and the plans of models launch on a device with the documented capabilities
+//! of each architecture. A kernel that does not compile, that no multiprocessor can hold, or that keeps values of a hot
+//! op in local memory is a fault.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
+use std::fs;
+use std::path::Path;
 
+use anyhow::{Context as _, Result};
 use gemel_core::error::DeviceError;
 use gemel_core::op::{Caps, Const, Launch};
+use gemel_cuda::cubin::{self, Resources};
 use gemel_cuda::source;
+use gemel_engine::blocks::{Head, Precision, StepShape};
+use gemel_engine::synthetic::{self, Spec};
 use rayon::prelude::*;
 
 use crate::cases::{self, Case, Tag};
-use crate::cubin::{self, Resources};
+use crate::hollow;
 use crate::run::kernel_name;
 use crate::targets::{Bound, Occupancy, Target};
 
 /// Which kernels are compiled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Extent {
-    /// Those of the cases of `cargo test` and of the benchmarks' shapes, dealt out: every architecture gets the first
-    /// kernel of each entry, and each other kernel is compiled for one of them.
+    /// Every architecture gets the first kernel of each entry and the hot kernels of [`MODELS`]; the other kernels of
+    /// the cases of `cargo test` and of the benchmarks' shapes are dealt out, each to one architecture.
     Subset,
-    /// Those of every case.
+    /// The kernels of every case, and of every published model in [`ALL_TYPES`].
     All,
 }
+
+/// The models whose hot kernels every architecture gets.
+pub const MODELS: &[&str] = &["llama:8b:q4_k", "llama:8b:q8_0"];
+
+/// Weight types of the models of [`Extent::All`].
+pub const ALL_TYPES: &[&str] = &["q4_k", "q8_0", "f16", "bf16"];
+
+/// Tokens of the steps that models are planned for.
+const STEPS: &[usize] = &[1, 4, 16, 64, 512];
 
 impl Extent {
     fn has(self, case: &Case) -> bool {
@@ -33,6 +48,24 @@ impl Extent {
             Self::Subset => case.has(Tag::Quick) || case.has(Tag::Bench),
             Self::All => true,
         }
+    }
+
+    fn models(self) -> Result<Vec<Spec>> {
+        let names: Vec<String> = match self {
+            Self::Subset => MODELS.iter().map(|&name| name.to_owned()).collect(),
+            Self::All => synthetic::models()
+                .filter(|&(_, size)| size != "tiny")
+                .flat_map(|(arch, size)| {
+                    ALL_TYPES
+                        .iter()
+                        .map(move |dtype| format!("{arch}:{size}:{dtype}"))
+                })
+                .collect(),
+        };
+        names
+            .iter()
+            .map(|name| name.parse().with_context(|| name.clone()))
+            .collect()
     }
 }
 
@@ -45,6 +78,8 @@ pub struct Job {
     pub op: &'static str,
     /// Whether it must not use local memory.
     pub hot: bool,
+    /// Whether a plan of a model has it.
+    pub in_model: bool,
     /// A launch of the kernel.
     pub launch: Launch,
 }
@@ -83,15 +118,29 @@ impl Job {
         constant(&self.launch, "SHARED_BYTES").unwrap_or(0)
     }
 
-    /// Compiles.
+    fn name(&self) -> String {
+        kernel_name(self.op, &self.launch)
+    }
+
+    /// Compiles; with a folder, source and cubin are kept there.
     ///
     /// # Errors
     /// The compiler's words.
-    pub fn run(self) -> Result<Kernel, String> {
+    pub fn run(self, keep: Option<&Path>) -> Result<Kernel, String> {
         let compute = self.target.compute;
-        let name = || format!("{} for {}", kernel_name(self.op, &self.launch), self.target);
+        let name = || format!("{} for {}", self.name(), self.target);
         let image = gemel_cuda::check(self.op, &self.launch, compute)
             .map_err(|error| format!("{}: {error}", name()))?;
+        if let Some(folder) = keep {
+            let plain = |c: char| if c.is_ascii_alphanumeric() { c } else { '_' };
+            let file: String = name().chars().map(plain).collect();
+            let text = source::join(&source::embedded(), self.op, &self.launch)
+                .map_err(|error| format!("{}: {error}", name()))?
+                .text;
+            fs::write(folder.join(format!("{file}.cu")), text)
+                .and_then(|()| fs::write(folder.join(format!("{file}.cubin")), &image))
+                .map_err(|error| format!("{}: {error}", folder.display()))?;
+        }
         let resources = cubin::resources(&image, self.launch.entry, compute)
             .map_err(|error| format!("{}: {error}", name()))?;
         let occupancy = self
@@ -108,13 +157,7 @@ impl Job {
 impl Kernel {
     /// What must not be.
     pub fn fault(&self) -> Option<String> {
-        let name = || {
-            format!(
-                "{} for {}",
-                kernel_name(self.job.op, &self.job.launch),
-                self.job.target
-            )
-        };
+        let name = || format!("{} for {}", self.job.name(), self.job.target);
         if self.occupancy.blocks == 0 {
             return Some(format!(
                 "{}: a multiprocessor cannot hold one block, for its {}",
@@ -124,9 +167,10 @@ impl Kernel {
         }
         (self.job.hot && self.resources.local_bytes > 0).then(|| {
             format!(
-                "{}: {} bytes of local memory a thread",
+                "{}: {} bytes of local memory a thread beside {} registers",
                 name(),
-                self.resources.local_bytes
+                self.resources.local_bytes,
+                self.resources.registers
             )
         })
     }
@@ -138,44 +182,87 @@ pub fn has_kernel(op: &str) -> bool {
     source::embedded().files().any(|(name, _)| name == file)
 }
 
-/// The kernels of cases on these architectures, each once. `ops` empty: all that have any.
+/// The kernels of cases and models on these architectures, each once. `ops` empty: all that have any.
 ///
 /// # Errors
-/// A case without launches on an architecture.
-pub fn jobs(targets: &[Target], extent: Extent, ops: &[String]) -> Result<Vec<Job>, String> {
+/// A case without launches on an architecture, a model without a plan.
+pub fn jobs(targets: &[Target], extent: Extent, ops: &[String]) -> Result<Vec<Job>> {
+    let wanted = |op: &str| (ops.is_empty() || ops.iter().any(|name| name == op)) && has_kernel(op);
     let cases: Vec<Case> = cases::TABLES
         .iter()
-        .filter(|(op, _)| ops.is_empty() || ops.iter().any(|wanted| wanted == op))
-        .filter(|(op, _)| has_kernel(op))
+        .filter(|(op, _)| wanted(op))
         .flat_map(|(_, table)| table())
         .filter(|case| extent.has(case))
         .collect();
+    let models = extent.models()?;
     let mut list = Vec::new();
     for (turn, &target) in targets.iter().enumerate() {
         let caps: Caps = target.caps();
         let mut known = BTreeSet::new();
-        // Kernels of each entry so far.
+        for spec in &models {
+            for (op, hot, launch) in of_model(spec, &caps)? {
+                let taken = wanted(op) && (hot || extent == Extent::All);
+                if taken && known.insert(kernel_name(op, &launch)) {
+                    list.push(Job {
+                        target,
+                        op,
+                        hot,
+                        in_model: true,
+                        launch,
+                    });
+                }
+            }
+        }
+        // Kernels of each entry so far. What models have is counted too: who gets which does not depend on them.
+        let mut dealt = BTreeSet::new();
         let mut counts: BTreeMap<(&str, &str), usize> = BTreeMap::new();
         for case in &cases {
             let made = case
                 .launches(&caps)
-                .map_err(|error| format!("{case:?} on {target}: {error}"))?;
+                .with_context(|| format!("{case:?} on {target}"))?;
             for launch in made.list {
                 let op = case.op.name();
-                if known.insert(kernel_name(op, &launch)) {
-                    let count = counts.entry((op, launch.entry)).or_default();
-                    *count += 1;
-                    let dealt = *count == 1 || *count % targets.len() == turn;
-                    if extent == Extent::Subset && !dealt {
-                        continue;
-                    }
+                let name = kernel_name(op, &launch);
+                if !dealt.insert(name.clone()) {
+                    continue;
+                }
+                let count = counts.entry((op, launch.entry)).or_default();
+                *count += 1;
+                let taken = *count == 1 || *count % targets.len() == turn;
+                if (taken || extent == Extent::All) && known.insert(name) {
                     list.push(Job {
                         target,
                         op,
                         hot: case.op.is_hot(),
+                        in_model: false,
                         launch,
                     });
                 }
+            }
+        }
+    }
+    Ok(list)
+}
+
+/// What the plans of a model's steps launch, in both precisions: op, whether it is hot, launch.
+fn of_model(spec: &Spec, caps: &Caps) -> Result<Vec<(&'static str, bool, Launch)>> {
+    let mut list = Vec::new();
+    for precision in [Precision::Strict, Precision::Fast] {
+        let most = STEPS.iter().copied().max().unwrap_or(1);
+        let mut context = hollow::open(spec, caps.clone(), precision, most)
+            .with_context(|| format!("loading {spec}"))?;
+        for &n_tokens in STEPS {
+            let recording = context
+                .plan(StepShape {
+                    n_tokens,
+                    n_outputs: 1,
+                    max_len: hollow::N_CTX,
+                    head: Head::Argmax,
+                })
+                .with_context(|| format!("{n_tokens} tokens of {spec}"))?;
+            for step in &recording.plan.steps {
+                let (op, hot) = (step.op.name(), step.op.is_hot());
+                list.extend(step.launches.iter().map(|launch| (op, hot, launch.clone())));
             }
         }
     }
@@ -193,13 +280,18 @@ pub fn compiler() -> Result<String, DeviceError> {
     })
 }
 
-/// Compiles on all cores: the kernels, and the words of the compiler on those that failed.
-pub fn compile(jobs: Vec<Job>, progress: &(dyn Fn(usize) + Sync)) -> (Vec<Kernel>, Vec<String>) {
+/// Compiles on all cores: the kernels, and the words of the compiler on those that failed. With a folder, sources
+/// and cubins are kept there.
+pub fn compile(
+    jobs: Vec<Job>,
+    keep: Option<&Path>,
+    progress: &(dyn Fn(usize) + Sync),
+) -> (Vec<Kernel>, Vec<String>) {
     let done = std::sync::atomic::AtomicUsize::new(0);
     let results: Vec<_> = jobs
         .into_par_iter()
         .map(|job| {
-            let result = job.run();
+            let result = job.run(keep);
             progress(1 + done.fetch_add(1, std::sync::atomic::Ordering::Relaxed));
             result
         })

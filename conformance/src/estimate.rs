@@ -4,29 +4,17 @@
 //! compiled, and each step's bytes and flops (the cost models of the ops) are divided by what the data sheet says.
 //! Two times come out: the floor, which nothing can beat, and an estimate with the [`ASSUMPTIONS`].
 
-use std::any::Any;
 use std::collections::BTreeMap;
 use std::fmt;
-use std::sync::Arc;
 
 use anyhow::{Context as _, Result, anyhow};
-use gemel_core::Device;
-use gemel_core::device::{
-    Buffer, Copied, Memory, Pending, Readback, Recording, Ticket, Traffic, Transfer, Upload,
-    next_id,
-};
-use gemel_core::error::DeviceError;
-use gemel_core::op::{Caps, Cost, Roof};
+use gemel_core::op::{Cost, Roof};
 use gemel_core::plan::Plan;
 use gemel_engine::blocks::{Head, Precision, StepShape};
-use gemel_engine::forward::Context;
-use gemel_engine::gguf::GgufFile;
-use gemel_engine::kv_cache::CacheConfig;
-use gemel_engine::models;
 use gemel_engine::synthetic::Spec;
-use gemel_engine::weights::Requests;
 
 use crate::compile::{Job, Kernel};
+use crate::hollow;
 use crate::run::kernel_name;
 use crate::targets::Target;
 
@@ -149,94 +137,6 @@ impl Gpu {
     }
 }
 
-/// A device that holds nothing and runs nothing: for making plans.
-#[derive(Debug)]
-struct Hollow {
-    caps: Caps,
-    lane: u64,
-}
-
-impl Hollow {
-    fn refuse<T>() -> Result<T, DeviceError> {
-        Err(DeviceError::Usage {
-            device: "hollow".to_owned(),
-            what: "plans are made for this device, but it runs none".to_owned(),
-        })
-    }
-}
-
-impl Device for Hollow {
-    fn name(&self) -> &'static str {
-        "hollow"
-    }
-
-    fn description(&self) -> String {
-        "documented capabilities, no device".to_owned()
-    }
-
-    fn caps(&self) -> &Caps {
-        &self.caps
-    }
-
-    fn memory(&self) -> Memory {
-        Memory {
-            used: 0,
-            peak: 0,
-            total: self.caps.memory_bytes,
-        }
-    }
-
-    fn traffic(&self) -> Traffic {
-        Traffic::default()
-    }
-
-    fn lane(&self) -> u64 {
-        self.lane
-    }
-
-    fn alloc(&self, n_bytes: u64, label: &str) -> Result<Buffer, DeviceError> {
-        Ok(Buffer::new(n_bytes, label, Box::new(())))
-    }
-
-    fn write(&self, _: &Buffer, _: u64, _: &[u8]) -> Result<(), DeviceError> {
-        Ok(())
-    }
-
-    fn read(&self, _: &Buffer, _: u64, _: &mut [u8]) -> Result<(), DeviceError> {
-        Self::refuse()
-    }
-
-    fn record(&self, plan: &Arc<Plan>) -> Result<Recording, DeviceError> {
-        let native: Arc<dyn Any + Send + Sync> = Arc::new(());
-        Ok(Recording {
-            plan: plan.clone(),
-            native,
-        })
-    }
-
-    fn execute(
-        &self,
-        _: &Recording,
-        _: &[Upload<'_>],
-        _: Option<&Readback>,
-        _: &[Ticket],
-    ) -> Result<Pending, DeviceError> {
-        Self::refuse()
-    }
-
-    fn finish(&self, _: Pending) -> Result<Vec<u8>, DeviceError> {
-        Self::refuse()
-    }
-
-    fn copy(&self, _: &Transfer<'_>) -> Result<Option<Copied>, DeviceError> {
-        Self::refuse()
-    }
-
-    fn profile(&self, _: &Recording) -> Result<Option<Vec<u64>>, DeviceError> {
-        Self::refuse()
-    }
-}
-
 /// The figures of a step.
 #[derive(Clone, Debug)]
 pub struct Estimate {
@@ -267,12 +167,7 @@ const PROMPT: usize = 512;
 /// A model that cannot be planned, a kernel that does not compile.
 pub fn estimate(gpu: Gpu, spec: &Spec, precision: Precision) -> Result<[Estimate; 2]> {
     let target = gpu.target()?;
-    let device: Arc<dyn Device> = Arc::new(Hollow {
-        caps: target.caps(),
-        lane: next_id(),
-    });
-    let file = spec.open()?;
-    let mut context = open(&file, &device, precision)?;
+    let mut context = hollow::open(spec, target.caps(), precision, PROMPT)?;
     let mut step = |label: &str, n_tokens: usize, max_len: usize| -> Result<Estimate> {
         let recording = context.plan(StepShape {
             n_tokens,
@@ -294,28 +189,6 @@ pub fn estimate(gpu: Gpu, spec: &Spec, precision: Precision) -> Result<[Estimate
     ])
 }
 
-/// The model on the device, without its weights' bytes.
-fn open(file: &GgufFile, device: &Arc<dyn Device>, precision: Precision) -> Result<Context> {
-    let metadata = file.metadata();
-    let mut requests = Requests::new(file, metadata.str("general.architecture")?);
-    let model = models::load(metadata, &mut requests)?;
-    let weights = requests.reserve(&**device)?;
-    let config = CacheConfig {
-        n_ctx: 4096,
-        n_seqs: 1,
-        n_ubatch: PROMPT,
-        k_type: gemel_core::DType::F16,
-        v_type: gemel_core::DType::F16,
-    };
-    Ok(Context::new(
-        device.clone(),
-        Arc::from(model),
-        Arc::new(weights),
-        config,
-        precision,
-    )?)
-}
-
 fn of_plan(
     gpu: Gpu,
     target: Target,
@@ -332,11 +205,12 @@ fn of_plan(
                 target,
                 op,
                 hot: step.op.is_hot(),
+                in_model: true,
                 launch: launch.clone(),
             });
         }
     }
-    let (list, failures) = crate::compile::compile(jobs.into_values().collect(), &|_| {});
+    let (list, failures) = crate::compile::compile(jobs.into_values().collect(), None, &|_| {});
     if let Some(failure) = failures.into_iter().next() {
         return Err(anyhow!(failure));
     }
@@ -428,8 +302,8 @@ pub fn table(gpu: Gpu, specs: &[Spec], precision: Precision) -> Result<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cubin::Resources;
     use gemel_core::op::{Launch, Params, Spec as Specialisation};
+    use gemel_cuda::cubin::Resources;
 
     fn kernel(target: Target, registers: u32) -> Kernel {
         let launch = Launch {
@@ -449,6 +323,7 @@ mod tests {
                 target,
                 op: "k",
                 hot: false,
+                in_model: false,
                 launch,
             },
             resources,

@@ -191,9 +191,12 @@ struct Compile {
     /// Only these architectures, separated by commas: `sm_90`.
     #[arg(long, value_delimiter = ',', value_parser = parse_target)]
     arch: Vec<Target>,
-    /// The kernels of every case, not only of the quick cases and the benchmarks' shapes.
+    /// The kernels of every case and of every published model, not only the subset that the report states.
     #[arg(long)]
     all: bool,
+    /// Keep each kernel in this folder, its source to be compiled with `-I kernels`, its cubin for `cuobjdump -sass`.
+    #[arg(long, value_name = "FOLDER")]
+    keep: Option<PathBuf>,
     /// Add what models should reach on two GPUs.
     #[arg(long)]
     estimates: bool,
@@ -742,9 +745,12 @@ fn compile(args: &Compile) -> Result<bool> {
     } else {
         compile::Extent::Subset
     };
-    let jobs = compile::jobs(targets, extent, &args.op).map_err(anyhow::Error::msg)?;
+    let jobs = compile::jobs(targets, extent, &args.op)?;
     let n = jobs.len();
-    let (kernels, failures) = compile::compile(jobs, &|done| {
+    if let Some(folder) = &args.keep {
+        fs::create_dir_all(folder).with_context(|| format!("making {}", folder.display()))?;
+    }
+    let (kernels, failures) = compile::compile(jobs, args.keep.as_deref(), &|done| {
         if done.is_multiple_of(50) {
             eprintln!("{:7.1} s  {done} of {n}", start.elapsed().as_secs_f64());
         }
@@ -770,6 +776,16 @@ fn compile(args: &Compile) -> Result<bool> {
         let old =
             fs::read_to_string(path).with_context(|| format!("reading {}", path.display()))?;
         if old != text {
+            let (old, new): (Vec<&str>, Vec<&str>) =
+                (old.lines().collect(), text.lines().collect());
+            let gone = old.iter().filter(|line| !new.contains(line));
+            let came = new.iter().filter(|line| !old.contains(line));
+            for line in gone
+                .map(|line| format!("- {line}"))
+                .chain(came.map(|line| format!("+ {line}")))
+            {
+                eprintln!("{line}");
+            }
             faults.push(format!(
                 "{} is stale: run `gemel-conformance compile -o {0}` with {compiler}",
                 path.display()

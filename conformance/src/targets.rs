@@ -11,7 +11,7 @@ use std::fmt;
 
 use gemel_core::op::Caps;
 
-use crate::cubin::Resources;
+use gemel_cuda::cubin::Resources;
 
 /// Registers of a multiprocessor.
 const REGISTERS: u32 = 65_536;

@@ -9,9 +9,9 @@ use std::collections::BTreeSet;
 use std::process::Command;
 
 use gemel_conformance::compile::{self, Extent, Job};
-use gemel_conformance::cubin;
 use gemel_conformance::targets::{TARGETS, Target};
 use gemel_core::ops;
+use gemel_cuda::cubin;
 
 /// The first kernel of each entry for these architectures.
 fn jobs(targets: &[Target]) -> Vec<Job> {
@@ -42,7 +42,7 @@ fn kernels_compile() {
         return;
     }
     let ends = [TARGETS[0], TARGETS[TARGETS.len() - 1]];
-    let (kernels, failures) = compile::compile(jobs(&ends), &|_| {});
+    let (kernels, failures) = compile::compile(jobs(&ends), None, &|_| {});
     assert!(failures.is_empty(), "{failures:#?}");
     for kernel in kernels {
         assert!(

@@ -6,8 +6,12 @@
 #if !defined(GEMEL_EMULATION) && !defined(GEMEL_DEVICE)
 #define GEMEL_DEVICE
 
-// A kernel: C linkage, so that its name is its symbol; THREADS comes from the prelude.
-#define KERNEL extern "C" __global__ void __launch_bounds__(THREADS)
+// A kernel: C linkage, so that its name is its symbol; THREADS comes from the prelude, and from the loader how many
+// warps a multiprocessor must hold, which bounds the registers of a thread; 0 leaves that to the compiler.
+#if !defined(RESIDENT_WARPS)
+#define RESIDENT_WARPS 0
+#endif
+#define KERNEL extern "C" __global__ void __launch_bounds__(THREADS, (32 * RESIDENT_WARPS + THREADS - 1) / THREADS)
 // A function of the device.
 #define DEVICE static __device__ __forceinline__
 // Memory of a block; its contents are undefined at first.
@@ -197,28 +201,26 @@ DEVICE void mma_f16(float (&c)[4], const unsigned (&a)[4], const unsigned (&b)[2
 }
 
 #if __CUDA_ARCH__ < 800
-// There is no such instruction: lanes fetch what they need from each other. Not inlined: a kernel may have a hundred of
-// these, and would take minutes to compile. By value, so that arguments stay in registers.
-static __device__ __noinline__ float4 mma_bf16_by_lanes(float4 c, uint4 a, uint2 b) {
-    float sums[4] = {c.x, c.y, c.z, c.w};
-    unsigned rows[4] = {a.x, a.y, a.z, a.w}, columns[2] = {b.x, b.y};
+// There is no such instruction: lanes fetch what they need from each other, in a loop, since a kernel may have a hundred
+// of these.
+DEVICE void mma_bf16_by_lanes(float (&c)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
     unsigned lane = lane_id();
-#pragma unroll
+#pragma unroll 1
     for (unsigned pair = 0; pair < 8; pair++) {
-        unsigned half = pair / 4;
+        bool low_half = pair < 4;
         unsigned of_row = lane / 4 * 4 + pair % 4;
+        unsigned rows[2] = {shuffle(low_half ? a[0] : a[2], of_row), shuffle(low_half ? a[1] : a[3], of_row)};
+#pragma unroll
         for (unsigned column = 0; column < 2; column++) {
-            unsigned of_column = (2 * (lane % 4) + column) * 4 + pair % 4;
-            unsigned y = shuffle(columns[half], of_column);
+            unsigned y = shuffle(low_half ? b[0] : b[1], (2 * (lane % 4) + column) * 4 + pair % 4);
+#pragma unroll
             for (unsigned low = 0; low < 2; low++) {
-                unsigned x = shuffle(rows[2 * half + low], of_row);
-                float& sum = sums[2 * low + column];
-                sum += float_of(x << 16) * float_of(y << 16);
-                sum += float_of(x & 0xffff0000u) * float_of(y & 0xffff0000u);
+                float& sum = c[2 * low + column];
+                sum += float_of(rows[low] << 16) * float_of(y << 16);
+                sum += float_of(rows[low] & 0xffff0000u) * float_of(y & 0xffff0000u);
             }
         }
     }
-    return {sums[0], sums[1], sums[2], sums[3]};
 }
 #endif
 
@@ -230,11 +232,7 @@ DEVICE void mma_bf16(float (&c)[4], const unsigned (&a)[4], const unsigned (&b)[
                  : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 #else
-    float4 sums = mma_bf16_by_lanes({c[0], c[1], c[2], c[3]}, {a[0], a[1], a[2], a[3]}, {b[0], b[1]});
-    c[0] = sums.x;
-    c[1] = sums.y;
-    c[2] = sums.z;
-    c[3] = sums.w;
+    mma_bf16_by_lanes(c, a, b);
 #endif
 }
 
