@@ -174,16 +174,21 @@ KERNEL matmul_by_id(const float* __restrict__ x_data, const unsigned* __restrict
     float sum[SLOT][HALVES][4] = {};
     for (unsigned quad = thread / QUADS; 4u * quad < p.n; quad += KSPLIT) {
         float4 w[HALVES][4];
+#pragma unroll
         for (unsigned half = 0u; half < HALVES; half++) {
+#pragma unroll
             for (unsigned r = 0u; r < 4u; r++) {
                 // Rows behind the end repeat the last and are not stored.
                 unsigned own = least(row + half * p.d_y + r, work.end - 1u);
                 w[half][r] = weights(w_data, w_table, p, own, quad);
             }
         }
+#pragma unroll
         for (unsigned t = 0u; t < SLOT; t++) {
             float4 x = v_quad(x_data, x_start(p, item[t]), 4u * quad, p.n);
+#pragma unroll
             for (unsigned half = 0u; half < HALVES; half++) {
+#pragma unroll
                 for (unsigned r = 0u; r < 4u; r++) {
                     sum[t][half][r] = dot(w[half][r], x, sum[t][half][r]);
                 }
@@ -191,6 +196,7 @@ KERNEL matmul_by_id(const float* __restrict__ x_data, const unsigned* __restrict
         }
     }
     Ends ends{scale, bias, y};
+#pragma unroll
     for (unsigned t = 0u; t < SLOT; t++) {
         float4 total = block_total(sum[t][0], thread);
         float4 partner = GLU ? block_total(sum[t][HALVES - 1u], thread) : total;
