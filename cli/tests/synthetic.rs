@@ -283,7 +283,7 @@ fn inspect_tells_what_a_sequence_costs() {
     // The convolution along n-grams reads 9 tokens of 4 streams.
     let state = f64::from(delta + 4 * 25 * 4 * 2560) / f64::from(1 << 20);
     for part in [
-        "12 of 12 attention layers attend to at most 2048 tokens, 512 blocks of 4".to_owned(),
+        "12 of 12 attention layers select at most 2048 tokens, 512 blocks of 4".to_owned(),
         "up to 2051 tokens".to_owned(),
         "keys of 128 channels in f16 or the type of K, whichever has more bits, one for each token, and one for each block of 4".to_owned(),
         format!(" {by_token} bytes a token"),

@@ -278,7 +278,10 @@ fn a_layer_without_an_indexer_has_no_keys_of_one() {
     assert_eq!(count("glm-dsa"), (2, 3, 5), "two of three");
     let (context, _) = open("glm-dsa", &device, 1);
     let found = context.model().found().join("; ");
-    assert!(found.contains("1 layers that attend"), "{found}");
+    assert!(
+        found.contains("1 of 3 attention layers without an indexer"),
+        "{found}"
+    );
     assert!(found.contains("blk.3"), "the prediction block: {found}");
 }
 

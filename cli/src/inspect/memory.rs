@@ -80,7 +80,7 @@ fn selecting(layers: &[KvLayer]) -> Vec<String> {
             String::new()
         };
         lines.push(format!(
-            "sparse attention: {n} of {n_layers} attention layers attend to at most {} tokens{blocks}; all of them up to \
+            "sparse attention: {n} of {n_layers} attention layers select at most {} tokens{blocks}; all of them up to \
              {} tokens",
             index.budget,
             index.dense_len()

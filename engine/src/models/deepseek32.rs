@@ -312,7 +312,8 @@ impl Decoder {
         let n_reused = indexed.iter().filter(|own| !**own).count();
         if n_reused > 0 {
             found.push(format!(
-                "{n_reused} layers that attend to the selection of an earlier one"
+                "{n_reused} of {n_layers} attention layers without an indexer, which attend to what the last one before \
+                 them selected"
             ));
         }
         if mtp.is_some() {
