@@ -182,20 +182,22 @@ fn depth_costs_a_decode_step_attention_and_nothing_else() {
 #[test]
 fn depth_costs_sparse_attention_the_scores_of_its_blocks() {
     let scores = ["index_score", "topk_blocks"];
-    for (flags, cache_type) in [
-        ("-d 8192,262144", "f16"),
+    for (arch, flags, cache_type) in [
+        ("qwen4exp", "-d 8192,262144", "f16"),
         // A draft under verification, with caches in blocks.
-        ("-d 8192,32768 --verify 5", "q8_0"),
-        ("-d 8192,32768 --parallel 5", "f16"),
+        ("qwen4exp", "-d 8192,32768 --verify 5", "q8_0"),
+        ("qwen4exp", "-d 8192,32768 --parallel 5", "f16"),
+        ("deepseek32", "-d 8192,131072", "f16"),
+        ("deepseek32", "-d 8192,32768 --verify 5", "q8_0"),
     ] {
-        let flags = format!("--synthetic qwen4exp:tiny-deep:q4_k {flags}");
+        let flags = format!("--synthetic {arch}:tiny-deep:q4_k {flags}");
         let device = ["--device", "wgpu", "-ctk", cache_type, "-ctv", cache_type];
         let ([shallow, deep], report) = steps_at(&flags, &device, &scores);
         assert_eq!(shallow.growing[0], deep.growing[0], "launches: {report}");
         assert!(2 * deep.growing[1] > 3 * shallow.growing[1], "{report}");
         for (op, runs) in [
             ("sparse_attention", true),
-            ("index_pool", true),
+            ("index_pool", arch == "qwen4exp"),
             ("attention", false),
         ] {
             let found = deep.others.contains(&format!("\"op\":\"{op}\""));
@@ -290,6 +292,15 @@ fn inspect_tells_what_a_sequence_costs() {
         format!("37 layers keep {state:.1} MiB"),
     ] {
         assert!(sparse.contains(&part), "{part}: {sparse}");
+    }
+    let latent = verdict("deepseek32:671b-a37b:q4_k");
+    // A row of 512 + 64 channels of f16 that is key and value, and an indexer's key of 128.
+    let by_token = 61 * 2 * (512 + 64 + 128);
+    for part in [
+        "61 of 61 attention layers select at most 2048 tokens; all of them up to 2048".to_owned(),
+        format!(" {by_token} bytes a token"),
+    ] {
+        assert!(latent.contains(&part), "{part}: {latent}");
     }
     assert!(
         !windowed.contains("recurrent") && !windowed.contains("sparse"),
