@@ -814,6 +814,43 @@ mod tests {
     }
 
     #[test]
+    fn a_latent_layer_caches_one_row_and_keys_of_16_bits_at_least() {
+        let layer = |shared_kv| KvLayer {
+            n_kv_heads: 1,
+            k_dim: 576,
+            v_dim: 512,
+            shared_kv,
+            window: 0,
+            index: Some(IndexLayer {
+                dim: 128,
+                ratio: 1,
+                budget: 2048,
+                dtype: DType::F16,
+            }),
+        };
+        let config = |k_type| CacheConfig {
+            n_ctx: 1024,
+            n_seqs: 1,
+            n_ubatch: 64,
+            k_type,
+            v_type: DType::F16,
+        };
+        for (k_type, row, key) in [
+            (DType::F32, 4 * 576, 4 * 128),
+            (DType::F16, 2 * 576, 2 * 128),
+            (DType::Q8_0, 576 / 32 * 34, 2 * 128),
+        ] {
+            let bytes = |shared| KvCache::n_bytes(&[layer(shared)], &config(k_type));
+            assert_eq!(bytes(true), 1024 * (row + key), "{k_type}");
+            assert_eq!(bytes(false) - bytes(true), 1024 * 2 * 512, "{k_type}");
+        }
+        let cache = KvCache::new(&[layer(true)], config(DType::Q8_0), &ReferenceDevice::new());
+        let cache = cache.unwrap();
+        assert!(cache.layer(0).v.is_none(), "no second copy");
+        assert_eq!(cache.tensors_by_group().count(), 2, "rows and keys");
+    }
+
+    #[test]
     fn a_window_gives_its_pages_back() {
         let mut cache = cache(70, 4096, 1);
         let seq = cache.create().unwrap();
