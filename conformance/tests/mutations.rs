@@ -201,7 +201,7 @@ const FAULTS: &[Fault] = &[
     Fault {
         op: "delta_rule_step",
         ids: "step=verify,heads=2:6",
-        file: "delta_rule_step",
+        file: "lib/delta_rule",
         from: "run.slot * 2u + 1u - half",
         to: "run.slot * 2u + half",
     },

@@ -143,6 +143,81 @@ impl DeltaRuleStep {
     }
 }
 
+/// The launch that goes token by token, as far as it does not depend on the step.
+pub(crate) struct ByToken {
+    /// Threads of a block.
+    pub(crate) threads: u32,
+    /// Constants.
+    pub(crate) spec: Spec,
+    /// Blocks of a head of a run.
+    pub(crate) n_columns: usize,
+}
+
+impl DeltaRuleStep {
+    /// Geometry of the kernels in `lib/delta_rule`.
+    ///
+    /// # Errors
+    /// If a row of the state does not fit in shared memory.
+    pub(crate) fn by_token(&self, sizes: &Sizes, caps: &Caps) -> Result<ByToken, OpError> {
+        // LANES threads share an output channel; each keeps its part of the channel's row of S in shared memory or
+        // registers. Few lanes, because a token costs a reduction over them: with a warp a channel, shuffles would
+        // take several times as long as the arithmetic.
+        let lanes = 8;
+        let (mut threads, least) = match caps.class {
+            DeviceClass::Software | DeviceClass::Reference => (8, 8),
+            DeviceClass::Integrated | DeviceClass::Discrete => {
+                (128.min(caps.max_threads_per_block), 32)
+            }
+        };
+        let per_lane = sizes.k_dim.div_ceil(lanes as usize).max(1) as u32;
+        let shared = |threads: u32| threads * (per_lane + 5) * 4;
+        while threads > least && shared(threads) > caps.max_shared_bytes.min(16 * 1024) {
+            threads /= 2;
+        }
+        if shared(threads) > caps.max_shared_bytes {
+            return Err(OpError::Limit {
+                what: "bytes of shared memory for a row of the state",
+                needed: u64::from(shared(threads)),
+                limit: u64::from(caps.max_shared_bytes),
+            });
+        }
+        Ok(ByToken {
+            threads,
+            spec: Spec::threads(threads)
+                .with("LANES", lanes)
+                .with("PER_LANE", per_lane)
+                .flag("TILED", self.map == HeadMap::Tiled)
+                .flag("NORMED", self.l2_eps.is_some()),
+            n_columns: sizes.v_dim.div_ceil((threads / lanes) as usize),
+        })
+    }
+
+    /// Sizes, factors and where the operands lie.
+    pub(crate) fn params(
+        &self,
+        sizes: &Sizes,
+        [qkv, gates, runs, commits]: [&TensorDesc; 4],
+    ) -> Params {
+        Params::new()
+            .u32("n_tokens", sizes.n_tokens)
+            .u32("n_runs", runs.shape[0])
+            .u32("n_slots", sizes.n_slots)
+            .u32("n_k_heads", sizes.n_k_heads)
+            .u32("n_v_heads", sizes.n_v_heads)
+            .u32("k_dim", sizes.k_dim)
+            .u32("v_dim", sizes.v_dim)
+            .u32("n_recorded", sizes.n_recorded)
+            .u32("record_len", sizes.record_len())
+            .f32("scale", self.scale)
+            .f32("l2_eps", self.l2_eps.unwrap_or(0.0))
+            .u32("qkv_s", qkv.strides[0])
+            .u32("qkv_off", qkv.offset)
+            .u32("gates_off", gates.offset)
+            .u32("runs_off", runs.offset)
+            .u32("commits_off", commits.offset)
+    }
+}
+
 impl fmt::Display for DeltaRuleStep {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
@@ -176,58 +251,17 @@ impl Op for DeltaRuleStep {
     fn launches(&self, operands: Operands<'_>, caps: &Caps) -> Result<Launches, OpError> {
         let sizes = self.sizes(Self::NAME, operands.inputs, operands.inouts)?;
         let [qkv, gates, runs, commits] = take(Self::NAME, operands.inputs)?;
-        // LANES threads share an output channel; each keeps its part of the channel's row of S in shared memory or
-        // registers. Few lanes, because a token costs a reduction over them: with a warp a channel, shuffles would
-        // take several times as long as the arithmetic.
-        let lanes = 8;
-        let (mut threads, least) = match caps.class {
-            DeviceClass::Software | DeviceClass::Reference => (8, 8),
-            DeviceClass::Integrated | DeviceClass::Discrete => {
-                (128.min(caps.max_threads_per_block), 32)
-            }
-        };
-        let per_lane = sizes.k_dim.div_ceil(lanes as usize).max(1) as u32;
-        let shared = |threads: u32| threads * (per_lane + 5) * 4;
-        while threads > least && shared(threads) > caps.max_shared_bytes.min(16 * 1024) {
-            threads /= 2;
-        }
-        if shared(threads) > caps.max_shared_bytes {
-            return Err(OpError::Limit {
-                what: "bytes of shared memory for a row of the state",
-                needed: u64::from(shared(threads)),
-                limit: u64::from(caps.max_shared_bytes),
-            });
-        }
-        let n_columns = sizes.v_dim.div_ceil((threads / lanes) as usize);
+        let by_token = self.by_token(&sizes, caps)?;
         let n_runs = runs.shape[0];
-        let spec = Spec::threads(threads)
-            .with("LANES", lanes)
-            .with("PER_LANE", per_lane)
-            .flag("TILED", self.map == HeadMap::Tiled)
-            .flag("NORMED", self.l2_eps.is_some());
+        let n_blocks = n_runs * sizes.n_v_heads * by_token.n_columns;
         Ok(Launches::one(Launch {
             entry: Self::NAME,
-            spec,
+            spec: by_token.spec,
             params: Params::new()
-                .u32("n_blocks", n_runs * sizes.n_v_heads * n_columns)
-                .u32("n_columns", n_columns)
-                .u32("n_tokens", sizes.n_tokens)
-                .u32("n_runs", n_runs)
-                .u32("n_slots", sizes.n_slots)
-                .u32("n_k_heads", sizes.n_k_heads)
-                .u32("n_v_heads", sizes.n_v_heads)
-                .u32("k_dim", sizes.k_dim)
-                .u32("v_dim", sizes.v_dim)
-                .u32("n_recorded", sizes.n_recorded)
-                .u32("record_len", sizes.record_len())
-                .f32("scale", self.scale)
-                .f32("l2_eps", self.l2_eps.unwrap_or(0.0))
-                .u32("qkv_s", qkv.strides[0])
-                .u32("qkv_off", qkv.offset)
-                .u32("gates_off", gates.offset)
-                .u32("runs_off", runs.offset)
-                .u32("commits_off", commits.offset),
-            grid: fold_grid(n_runs * sizes.n_v_heads * n_columns, caps)?,
+                .u32("n_blocks", n_blocks)
+                .u32("n_columns", by_token.n_columns)
+                .and(&self.params(&sizes, [qkv, gates, runs, commits])),
+            grid: fold_grid(n_blocks, caps)?,
             bindings: vec![
                 Binding::Input(0),
                 Binding::Input(1),
