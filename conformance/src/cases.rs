@@ -9,6 +9,7 @@ mod concat_channels;
 mod copy_cast;
 mod copy_rows;
 mod delta_gates;
+mod delta_rule_chunk;
 mod delta_rule_step;
 mod gated_rms_norm;
 mod gather_rows;
@@ -357,6 +358,10 @@ pub const TABLES: &[(&str, Table)] = &[
     (
         ops::delta_rule_step::DeltaRuleStep::NAME,
         delta_rule_step::cases,
+    ),
+    (
+        ops::delta_rule_chunk::DeltaRuleChunk::NAME,
+        delta_rule_chunk::cases,
     ),
     (ops::hc_mix::HcMix::NAME, hc_mix::cases),
     (ops::hc_combine::HcCombine::NAME, hc_combine::cases),

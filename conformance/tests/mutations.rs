@@ -205,6 +205,22 @@ const FAULTS: &[Fault] = &[
         from: "run.slot * 2u + 1u - half",
         to: "run.slot * 2u + half",
     },
+    // A token of a chunk subtracts itself.
+    Fault {
+        op: "delta_rule_chunk",
+        ids: "step=prompt,n_tokens=50,heads=2:6",
+        file: "delta_rule_chunk",
+        from: "j < vec4<u32>(i)",
+        to: "j <= vec4<u32>(i)",
+    },
+    // Decays of the token before.
+    Fault {
+        op: "delta_rule_chunk",
+        ids: "n_tokens=50,heads=2:6",
+        file: "delta_rule_chunk",
+        from: "sum += gs[i];",
+        to: "sum += gs[i - 1u];",
+    },
     Fault {
         op: "rope",
         ids: "mode=neox",
@@ -340,6 +356,22 @@ const CUDA_FAULTS: &[Fault] = &[
         file: "lib/reduce.cuh",
         from: "    block_sync();\n    unsigned first",
         to: "    unsigned first",
+    },
+    // Right sides are replaced by results while others still read them.
+    Fault {
+        op: "delta_rule_chunk",
+        ids: "n_tokens=50,heads=2:6",
+        file: "delta_rule_chunk.cu",
+        from: "                block_sync();\n                if (mine) {",
+        to: "                if (mine) {",
+    },
+    // The state decays from the chunk's last token to its end.
+    Fault {
+        op: "delta_rule_chunk",
+        ids: "n_tokens=50,heads=2:6",
+        file: "delta_rule_chunk.cu",
+        from: "factors[chunk.n_rows - 1u].x",
+        to: "factors[chunk.n_rows - 1u].y",
     },
     // Half of the lanes are left out.
     Fault {

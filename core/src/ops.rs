@@ -9,6 +9,7 @@ pub mod concat_channels;
 pub mod copy_cast;
 pub mod copy_rows;
 pub mod delta_gates;
+pub mod delta_rule_chunk;
 pub mod delta_rule_step;
 mod elementwise;
 pub mod gated_rms_norm;
@@ -82,6 +83,7 @@ pub const NAMES: &[&str] = &[
     "causal_conv",
     "delta_gates",
     "delta_rule_step",
+    "delta_rule_chunk",
     "hc_mix",
     "hc_combine",
     "hc_combine_norm",

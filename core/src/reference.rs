@@ -16,6 +16,7 @@ pub mod concat_channels;
 pub mod copy_cast;
 pub mod copy_rows;
 pub mod delta_gates;
+pub mod delta_rule_chunk;
 pub mod delta_rule_step;
 pub mod gated_rms_norm;
 pub mod gather_rows;

@@ -10,22 +10,52 @@ use super::{Builder, Case, Tag, thin};
 use crate::fill::{Class, Fill, Rng};
 
 /// Heads and sizes of a layer: key heads, value heads, channels of a key, channels of a value.
-type Layer = (usize, usize, usize, usize);
+pub(super) type Layer = (usize, usize, usize, usize);
 
-/// Logarithms of decays, from none to a reset, and strengths.
-fn gates(key: &str, n_tokens: usize, n_heads: usize) -> Fill {
+/// How fast the states of a layer decay.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Decays {
+    /// From none to a reset.
+    Mixed,
+    /// Not at all.
+    None,
+    /// By e^-20 or so a token.
+    Strong,
+    /// As those of models: sums over a chunk of some units.
+    Slow,
+}
+
+impl Decays {
+    /// All of them.
+    pub(super) const ALL: [Self; 4] = [Self::Mixed, Self::None, Self::Strong, Self::Slow];
+
+    /// The word in ids.
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Mixed => "mixed",
+            Self::None => "none",
+            Self::Strong => "strong",
+            Self::Slow => "slow",
+        }
+    }
+}
+
+/// Logarithms of decays, and strengths.
+fn gates(key: &str, n_tokens: usize, n_heads: usize, decays: Decays) -> Fill {
     let mut rng = Rng::new(key, 0, 92);
     let values: Vec<f32> = (0..n_tokens * 2 * n_heads)
         .map(|i| {
             let is_decay = (i / n_heads).is_multiple_of(2);
-            match (is_decay, rng.below(8)) {
-                (_, 0) => 0.0,
-                (true, 1) => -80.0,
-                (true, 2) => -1000.0,
-                (true, 3) => -5.0 * rng.unit() as f32,
-                (true, _) => -0.1 * rng.unit() as f32,
-                (false, 1) => 1.0,
-                (false, _) => rng.unit() as f32,
+            match (is_decay, decays, rng.below(8)) {
+                (_, Decays::Mixed, 0) | (true, Decays::None, _) => 0.0,
+                (true, Decays::Mixed, 1) => -80.0,
+                (true, Decays::Mixed, 2) => -1000.0,
+                (true, Decays::Mixed, 3) => -5.0 * rng.unit() as f32,
+                (true, Decays::Mixed, _) => -0.1 * rng.unit() as f32,
+                (true, Decays::Strong, _) => -19.0 - 2.0 * rng.unit() as f32,
+                (true, Decays::Slow, _) => -0.2 * rng.unit() as f32,
+                (false, _, 1) => 1.0,
+                (false, _, _) => rng.unit() as f32,
             }
         })
         .collect();
@@ -39,6 +69,7 @@ pub(super) fn layer(
     (n_k_heads, n_v_heads, k_dim, v_dim): Layer,
     n_recorded: usize,
     class: Option<Class>,
+    decays: Decays,
 ) -> Builder {
     let n_tokens = step.n_tokens();
     let record_len = n_k_heads * k_dim + n_v_heads * v_dim + n_v_heads;
@@ -73,7 +104,7 @@ pub(super) fn layer(
         .input(
             "gates",
             TensorDesc::f32([n_tokens, 2, n_v_heads]),
-            gates(&key, n_tokens, n_v_heads),
+            gates(&key, n_tokens, n_v_heads, decays),
         )
         .input("runs", runs, runs_fill)
         .input("commits", commits, commits_fill)
@@ -137,26 +168,33 @@ pub(super) fn cases() -> Vec<Case> {
                     Some(Class::C),
                 ][(i + 2 * j + 3 * k) % 7];
                 let n_recorded = [16, 4, 1][(i + j + 2 * k) % 3];
-                let case = layer(DeltaRuleStep::NAME, step, sizes, n_recorded, class)
-                    .param("step", step.name.replace(' ', "_"))
-                    .param("heads", format!("{n_k_heads}:{n_v_heads}"))
-                    .param("k_dim", k_dim)
-                    .param("v_dim", v_dim)
-                    .param("map", map.name())
-                    .param("recorded", n_recorded)
-                    .param(
-                        "class",
-                        class.map_or("unit".to_owned(), |class| class.to_string()),
-                    )
-                    .variant(map.name())
-                    .tag_if(k_dim == 16 && k == 0, Tag::Reduced)
-                    .tag_if(step.name == "mixed" && k_dim == 16 && k == 0, Tag::Quick)
-                    .build(DeltaRuleStep {
-                        n_k_heads,
-                        map,
-                        scale: 1.0 / (k_dim as f32).sqrt(),
-                        l2_eps: class.map(|_| 1e-6),
-                    });
+                let case = layer(
+                    DeltaRuleStep::NAME,
+                    step,
+                    sizes,
+                    n_recorded,
+                    class,
+                    Decays::Mixed,
+                )
+                .param("step", step.name.replace(' ', "_"))
+                .param("heads", format!("{n_k_heads}:{n_v_heads}"))
+                .param("k_dim", k_dim)
+                .param("v_dim", v_dim)
+                .param("map", map.name())
+                .param("recorded", n_recorded)
+                .param(
+                    "class",
+                    class.map_or("unit".to_owned(), |class| class.to_string()),
+                )
+                .variant(map.name())
+                .tag_if(k_dim == 16 && k == 0, Tag::Reduced)
+                .tag_if(step.name == "mixed" && k_dim == 16 && k == 0, Tag::Quick)
+                .build(DeltaRuleStep {
+                    n_k_heads,
+                    map,
+                    scale: 1.0 / (k_dim as f32).sqrt(),
+                    l2_eps: class.map(|_| 1e-6),
+                });
                 cases.push(with_decays(case, n_v_heads));
             }
         }
@@ -174,16 +212,23 @@ pub(super) fn cases() -> Vec<Case> {
             padding: 0,
         };
         let sizes = (16, 48, 128, 128);
-        let case = layer(DeltaRuleStep::NAME, &step, sizes, 16, Some(Class::N))
-            .param("bench", format!("{n_tokens}x16:48x128"))
-            .variant(HeadMap::Tiled.name())
-            .tag(Tag::Bench)
-            .build(DeltaRuleStep {
-                n_k_heads: 16,
-                map: HeadMap::Tiled,
-                scale: 1.0 / 128_f32.sqrt(),
-                l2_eps: Some(1e-6),
-            });
+        let case = layer(
+            DeltaRuleStep::NAME,
+            &step,
+            sizes,
+            16,
+            Some(Class::N),
+            Decays::Mixed,
+        )
+        .param("bench", format!("{n_tokens}x16:48x128"))
+        .variant(HeadMap::Tiled.name())
+        .tag(Tag::Bench)
+        .build(DeltaRuleStep {
+            n_k_heads: 16,
+            map: HeadMap::Tiled,
+            scale: 1.0 / 128_f32.sqrt(),
+            l2_eps: Some(1e-6),
+        });
         cases.push(with_decays(case, 48));
     }
     cases

@@ -1,11 +1,17 @@
 //! `delta_rule_step` in f64.
 
 use super::RefArgs;
+use crate::op::Tolerance;
 use crate::ops::delta_rule_step::{DeltaRuleStep, HeadMap, Sizes};
 use crate::ops::runs::{Run, live_runs};
 
 /// Token by token: `S <- e^g S + u k^T` with `u = beta (v - e^g S k)`, `y = scale S q`.
 pub fn delta_rule_step(op: &DeltaRuleStep, args: &mut RefArgs<'_>) {
+    delta_rule(op, args, None);
+}
+
+/// The rule, for a device that sums runs of more rows than are recorded in chunks of so many tokens, if any.
+pub(super) fn delta_rule(op: &DeltaRuleStep, args: &mut RefArgs<'_>, chunk: Option<usize>) {
     let input_descs: Vec<_> = args.inputs.iter().map(|input| input.desc).collect();
     let inout_descs: Vec<_> = args.inouts.iter().map(|inout| inout.desc).collect();
     let Ok(sizes) = op.sizes(DeltaRuleStep::NAME, &input_descs, &inout_descs) else {
@@ -26,7 +32,7 @@ pub fn delta_rule_step(op: &DeltaRuleStep, args: &mut RefArgs<'_>) {
         }
         let commit = [commits[2 * run.index], commits[2 * run.index + 1]];
         for head in 0..sizes.n_v_heads {
-            run_head(op, args, &sizes, &tokens, run, commit, head);
+            run_head(op, args, &sizes, &tokens, run, commit, head, chunk);
         }
     }
 }
@@ -36,6 +42,32 @@ pub fn delta_rule_step(op: &DeltaRuleStep, args: &mut RefArgs<'_>) {
 struct Row {
     s: Vec<f64>,
     error: f64,
+    sums: ChunkSums,
+}
+
+/// What bounds the rounding of sums over a chunk, for one row of `S`. Roundings of different terms are independent, so
+/// their squares add up.
+///
+/// The chunk's `u = T r`, where `r_i = v_i - e^(G_i) S k_i`, solves the triangular system up to roundings of the size
+/// `|1 + A| |T| |r|`: an element of `T` is at most `beta_i |k_i| |k_j| e^(D_ij)`, one of `A` too.
+#[derive(Clone, Copy, Debug, Default)]
+struct ChunkSums {
+    /// `e^(G_i) |S|`, of the state before the chunk.
+    start: f64,
+    /// The terms of a row of `T r` without the row's own, and without its factor.
+    solved: f64,
+    /// The same of `A (T r)`.
+    substituted: f64,
+    /// All terms of the chunk, as large as they were at first.
+    undecayed: f64,
+}
+
+/// What is lost of a term whose decay from one token to another is below e^-87, in units of the tolerance.
+const LOST: f64 = 1.7e-38 / Tolerance::U;
+
+/// A decay with its own error: an exponential is off by (3 + 2 |g|) units.
+fn inexact(g: f64) -> f64 {
+    g.exp() * (1.0 + g.abs().min(104.0) / 4.0)
 }
 
 fn length(v: &[f64]) -> f64 {
@@ -49,13 +81,54 @@ fn dot(a: &[f64], b: &[f64]) -> f64 {
 impl Row {
     /// `S <- e^g S + u k^T`. `around` is the size of the terms that made `u`.
     fn update(&mut self, g: f64, k: &[f64], u: f64, around: f64) {
-        // An exponential is off by (3 + 2 |g|) units.
+        let carried = inexact(g) * length(&self.s);
+        self.add(g, k, u);
+        self.error = g.exp() * self.error + carried + (around + u.abs()) * length(k);
+    }
+
+    fn add(&mut self, g: f64, k: &[f64], u: f64) {
         let decay = g.exp();
-        let carried = decay * length(&self.s) * (1.0 + g.abs().min(104.0) / 4.0);
         for (s, k) in self.s.iter_mut().zip(k) {
             *s = decay * *s + u * k;
         }
-        self.error = decay * self.error + carried + (around + u.abs()) * length(k);
+    }
+
+    /// A chunk begins.
+    fn begin_chunk(&mut self) {
+        self.sums = ChunkSums {
+            start: length(&self.s),
+            undecayed: length(&self.s),
+            ..ChunkSums::default()
+        };
+    }
+
+    /// The same as [`update`](Self::update) within a chunk. Returns the size of the terms that made `u`.
+    fn update_in_chunk(&mut self, [g, beta]: [f64; 2], k: &[f64], u: f64, v: f64) -> f64 {
+        let (beta, k_len) = (beta.abs(), length(k));
+        // What an error before the token is after it: the update takes `beta |k|^2` of its part along the key away.
+        let kept = (1.0 - beta * k_len * k_len).abs().max(1.0);
+        let carried = inexact(g) * length(&self.s).max(self.sums.start);
+        let before = self.sums;
+        let start = inexact(g) * before.start;
+        let right_side = beta * (v.abs() + start * k_len);
+        let solved = inexact(g) * kept * before.solved;
+        let row = right_side.hypot(beta * k_len * solved);
+        let substituted = inexact(g) * kept * before.substituted;
+        let lost = LOST * before.undecayed;
+        let size = row.hypot(beta * k_len * substituted) + beta * k_len * lost;
+        self.sums = ChunkSums {
+            start,
+            solved: solved.hypot(k_len * right_side),
+            substituted: substituted.hypot(k_len * row),
+            undecayed: before.undecayed + k_len * right_side.max(u.abs()),
+        };
+        let of_state = g.exp() * self.error;
+        self.add(g, k, u);
+        self.error = (kept * of_state)
+            .hypot(carried)
+            .hypot((size + u.abs()) * k_len)
+            .hypot(lost);
+        size + beta * k_len * of_state
     }
 }
 
@@ -70,6 +143,10 @@ fn normed(values: &[f32], l2_eps: Option<f32>) -> Vec<f64> {
     values.iter().map(|v| v / divisor).collect()
 }
 
+#[allow(
+    clippy::too_many_arguments,
+    reason = "one call, from the loop over runs and heads"
+)]
 fn run_head(
     op: &DeltaRuleStep,
     args: &mut RefArgs<'_>,
@@ -78,6 +155,7 @@ fn run_head(
     run: Run,
     [n_commit, half]: [i32; 2],
     head: usize,
+    chunk: Option<usize>,
 ) {
     let (k_dim, v_dim) = (sizes.k_dim, sizes.v_dim);
     let key_head = sizes.key_head(op.map, head);
@@ -106,6 +184,7 @@ fn run_head(
                 })
                 .collect(),
             error: 0.0,
+            sums: ChunkSums::default(),
         })
         .collect();
     for t in 0..n_commit {
@@ -117,6 +196,7 @@ fn run_head(
         }
     }
     let n_recorded = run.n_rows.min(m);
+    let chunk = chunk.filter(|_| run.n_rows > m);
     let writes_key = match op.map {
         HeadMap::Tiled => head < sizes.n_k_heads,
         HeadMap::Grouped => head.is_multiple_of(sizes.n_v_heads / sizes.n_k_heads),
@@ -148,17 +228,31 @@ fn run_head(
                 args.inouts[1].put_sum(at + key_head * k_dim + i, k, k.abs());
             }
         }
+        // A chunk begins with the run and with its recorded part.
+        let stored_at = run.n_rows - n_recorded;
+        let begins = |chunk: usize| {
+            let from = if t < stored_at { 0 } else { stored_at };
+            (t - from).is_multiple_of(chunk)
+        };
         for (j, row) in rows.iter_mut().enumerate() {
             let v = f64::from(v[j]);
             let u = beta * (v - g.exp() * dot(&row.s, &k));
-            let size = beta.abs() * (v.abs() + (length(&row.s) + row.error) * length(&k));
-            row.update(g, &k, u, size);
+            let size = if let Some(chunk) = chunk {
+                if begins(chunk) {
+                    row.begin_chunk();
+                }
+                row.update_in_chunk([g, beta], &k, u, v)
+            } else {
+                let size = beta.abs() * (v.abs() + (length(&row.s) + row.error) * length(&k));
+                row.update(g, &k, u, size);
+                size
+            };
             let y = f64::from(op.scale) * dot(&row.s, &q);
             let reach = f64::from(op.scale).abs() * length(&q);
             args.outputs[0].put_sum(
                 (token * sizes.n_v_heads + head) * v_dim + j,
                 y,
-                reach * (row.error + length(&row.s)),
+                reach * (row.error + length(&row.s).max(row.sums.start)),
                 reach * length(&row.s),
             );
             if let Some(at) = recorded {
