@@ -6,7 +6,7 @@ mod common;
 use std::sync::Arc;
 
 use common::{bits, devices, same, single_steps, step, step_of};
-use gemel_conformance::golden::{Golden, Setting};
+use gemel_conformance::golden::{Golden, Setting, max_difference};
 use gemel_core::Device;
 use gemel_core::reference::ReferenceDevice;
 use gemel_engine::blocks::Head;
@@ -90,6 +90,36 @@ fn going_back_forgets_the_rejected_tokens() {
                 "{n_right} of {n_draft} at {start}, {name} on {}",
                 device.name()
             );
+            context.remove(seq).unwrap();
+        }
+    }
+}
+
+#[test]
+fn a_prompt_may_be_cut_anywhere_and_forgotten_in_part() {
+    for (device, name) in benches() {
+        let (mut context, ids) = open(&device, name, 2);
+        let plain = context.create().unwrap();
+        let expected = single_steps(&mut context, plain, &ids[..54]);
+        context.remove(plain).unwrap();
+        // In steps that go token by token and in such that go by chunks; then back, up to all that is recorded.
+        for (parts, n_forgotten) in [(&[54][..], 16), (&[17, 37], 15), (&[3, 33, 16, 2], 1)] {
+            let seq = context.create().unwrap();
+            let mut found = Vec::new();
+            for &n in parts {
+                found.extend(step(&mut context, seq, &ids[found.len()..found.len() + n]));
+            }
+            let kept = 54 - n_forgotten;
+            context.truncate(seq, kept).unwrap();
+            let again = step(&mut context, seq, &ids[kept..54]);
+            for (what, rows, from) in [("prompt", &found, 0), ("again", &again, kept)] {
+                let error = max_difference(rows, &expected[from..]);
+                assert!(
+                    error <= 1e-4,
+                    "{what} in {parts:?}: {error}, {name} on {}",
+                    device.name()
+                );
+            }
             context.remove(seq).unwrap();
         }
     }

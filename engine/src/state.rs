@@ -1,9 +1,9 @@
 //! The memory of recurrent layers: the one description of its layout, and what going back means for it.
 //!
 //! Every sequence has a slot in the tensors of each layer, which nothing ever moves. A slot holds the state as of some
-//! token, and records of the at most [`N_RECORDED`] tokens since (see the ops `delta_rule_step` and `causal_conv`). The
-//! next step commits as many recorded tokens as the sequence still has: going back is a smaller number in the step
-//! buffer. Nothing is cleared either, because a sequence that begins at position 0 reads nothing.
+//! token, and records of the at most [`N_RECORDED`] tokens since (see the ops `delta_rule_step`, `delta_rule_chunk` and
+//! `causal_conv`). The next step commits as many recorded tokens as the sequence still has: going back is a smaller
+//! number in the step buffer. Nothing is cleared either, because a sequence that begins at position 0 reads nothing.
 
 use gemel_core::TensorDesc;
 use gemel_core::device::Device;

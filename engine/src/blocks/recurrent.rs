@@ -6,6 +6,7 @@ use gemel_core::graph::{Tensor, ValueId};
 use gemel_core::ops::{
     causal_conv::CausalConv,
     delta_gates::DeltaGates,
+    delta_rule_chunk::DeltaRuleChunk,
     delta_rule_step::{DeltaRuleStep, HeadMap},
     gated_rms_norm::{GateKind, GatedRmsNorm},
     glu::{Glu, GluKind},
@@ -13,7 +14,7 @@ use gemel_core::ops::{
 
 use super::{AttentionShape, BlockIndexer, StepGraph, input};
 use crate::rope::RopeConfig;
-use crate::state::DeltaSizes;
+use crate::state::{DeltaSizes, N_RECORDED};
 use crate::weights::{Linear, WeightId};
 
 /// A gated delta net: weights and sizes of one layer.
@@ -220,9 +221,14 @@ impl StepGraph<'_> {
             l2_eps: Some(net.eps),
         };
         let inputs = [qkv, gates, runs, commits];
-        let o = self
-            .graph
-            .apply_multi(label("ssm_delta"), rule, &inputs, &inouts)?[0];
+        let delta = label("ssm_delta");
+        // A step of at most as many tokens as are recorded may be a draft, whose bits are those of single steps.
+        let o = if self.shape.n_tokens > N_RECORDED {
+            let rule = DeltaRuleChunk { rule };
+            self.graph.apply_multi(delta, rule, &inputs, &inouts)?[0]
+        } else {
+            self.graph.apply_multi(delta, rule, &inputs, &inouts)?[0]
+        };
         let norm = self.weight(&label("ssm_norm"), net.norm);
         let gated = GatedRmsNorm {
             eps: net.eps,
