@@ -323,6 +323,30 @@ const FAULTS: &[Fault] = &[
         from: "vec4<u32>(a) < ends",
         to: "vec4<u32>(a) <= ends",
     },
+    // The second operand begins where the first one ends.
+    Fault {
+        op: "concat_channels",
+        ids: "n_a=33",
+        file: "concat_channels",
+        from: "at + column - p.n_first",
+        to: "at + column",
+    },
+    // Neighbouring rows of a token instead of those of one matrix.
+    Fault {
+        op: "matmul_by_id",
+        ids: "type=q8_0,n_tokens=17,experts=2,k=2,ids=batched",
+        file: "matmul_by_id",
+        from: "work.first + j * p.n_experts",
+        to: "work.first + j",
+    },
+    // The last tokens of a step are a whole slot.
+    Fault {
+        op: "matmul_by_id",
+        ids: "type=q8_0,n_tokens=3,experts=4,k=4,ids=batched",
+        file: "matmul_by_id",
+        from: "work.n = min(SLOT, p.n_items / p.n_experts - token);",
+        to: "work.n = SLOT;",
+    },
     Fault {
         op: "index_pool",
         ids: "raw=f16",
@@ -341,6 +365,14 @@ const CUDA_FAULTS: &[Fault] = &[
         file: "argmax.cu",
         from: "        block_sync();\n        if (thread < n) {",
         to: "        if (thread < n) {",
+    },
+    // Neighbouring rows of a token instead of those of one matrix.
+    Fault {
+        op: "matmul_by_id",
+        ids: "type=q8_0,n_tokens=17,experts=2,k=2,ids=batched",
+        file: "matmul_by_id.cu",
+        from: "work.first + j * p.n_experts",
+        to: "work.first + j",
     },
     Fault {
         op: "softmax_stats",

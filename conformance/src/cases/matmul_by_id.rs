@@ -119,7 +119,6 @@ impl Product {
             ("own_rows", self.own_rows),
             ("biased", self.biased),
             ("strided", self.strided),
-            ("batched", self.ids == Ids::Batched),
         ] {
             if set {
                 builder = builder.param(name, 1);
