@@ -97,6 +97,15 @@ fn verdict(file: &GgufFile, metadata: &Metadata) -> Vec<String> {
                 "device memory for weights: {:.1} MiB",
                 requests.n_bytes(&caps) as f64 / 1_048_576.0
             ));
+            if let Some(table) = model.ngrams() {
+                lines.push(format!(
+                    "n-gram table: {} rows of {} channels, {:.1} MiB of these, of which a token reads {} rows; it may stay in the file (--ngram-table file)",
+                    table.rows.n_rows,
+                    table.rows.width,
+                    table.rows.n_bytes as f64 / 1_048_576.0,
+                    table.hashes.heads.len()
+                ));
+            }
             let (mut integer, mut decoded) = (
                 BTreeMap::<DType, usize>::new(),
                 BTreeMap::<DType, usize>::new(),
