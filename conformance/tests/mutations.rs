@@ -205,13 +205,13 @@ const FAULTS: &[Fault] = &[
         from: "run.slot * 2u + 1u - half",
         to: "run.slot * 2u + half",
     },
-    // A token of a chunk subtracts itself.
+    // An output lacks what its own token adds.
     Fault {
         op: "delta_rule_chunk",
         ids: "step=prompt,n_tokens=50,heads=2:6",
         file: "delta_rule_chunk",
-        from: "j < vec4<u32>(i)",
-        to: "j <= vec4<u32>(i)",
+        from: "j <= vec4<u32>(i)",
+        to: "j < vec4<u32>(i)",
     },
     // Decays of the token before.
     Fault {
