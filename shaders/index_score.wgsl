@@ -1,7 +1,7 @@
 // index_score: how much each token wants each complete block of its own sequence.
 // A block owns h_FOURS tokens and 2 * THREADS neighbouring blocks of keys, two a thread. For four query heads of all
-// its tokens at a time it has the queries in shared memory; a thread multiplies its keys with all of them. Tokens of
-// several sequences are visited sequence by sequence.
+// its tokens at a time it has the queries in shared memory, or passes them between threads; a thread multiplies its keys
+// with all of them. Tokens of several sequences are visited sequence by sequence.
 #import grid
 #import numeric
 
@@ -100,15 +100,17 @@ fn index_score(
     var sees_a = vec4<bool>(false);
     var sees_b = vec4<bool>(false);
     for (var head = 0u; head < p.n_heads; head += 4u) {
-        workgroupBarrier();
-        for (var c = thread; c < p.dim; c += THREADS) {
-            var rows = h_all(0.0);
-            for (var i = 0u; i < h_FOURS; i++) {
-                rows = h_with(rows, i, four_heads(token + i, head, c));
+        if (s_STAGED) {
+            workgroupBarrier();
+            for (var c = thread; c < p.dim; c += THREADS) {
+                var rows = h_all(0.0);
+                for (var i = 0u; i < h_FOURS; i++) {
+                    rows = h_with(rows, i, four_heads(token + i, head, c));
+                }
+                queries[c] = rows;
             }
-            queries[c] = rows;
+            workgroupBarrier();
         }
-        workgroupBarrier();
         var weights = h_all(0.0);
         for (var i = 0u; i < h_FOURS; i++) {
             weights = h_with(weights, i, four_weights(token + i, head));
@@ -122,34 +124,39 @@ fn index_score(
             let mine = seqs == vec4<i32>(seq);
             let wants_a = mine & (vec4<u32>(a) < ends);
             let wants_b = mine & (vec4<u32>(a + 1u) < ends);
-            if (!any(wants_a | wants_b)) {
+            if (!s_together(any(wants_a | wants_b))) {
                 continue;
             }
             let row_a = key_row(u32(seq), a);
             let row_b = key_row(u32(seq), a + 1u);
             let has_a = wants_a & vec4<bool>(row_a != NONE);
             let has_b = wants_b & vec4<bool>(row_b != NONE);
-            // Where only one of the keys is a candidate's, both stand for it.
-            let first = select(row_b, row_a, any(has_a));
-            let second = select(row_a, row_b, any(has_b));
-            if (!any(has_a | has_b)) {
+            let has_one = any(has_a | has_b);
+            if (!s_together(has_one)) {
                 continue;
             }
+            // Where only one of the keys is a candidate's, both stand for it; where none is, some key does.
+            let first = select(0u, select(row_b, row_a, any(has_a)), has_one);
+            let second = select(0u, select(row_a, row_b, any(has_b)), has_one);
             var products_a = h_all(0.0);
             var products_b = h_all(0.0);
+            var own = h_all(0.0);
             for (var c = 0u; c < p.dim; c += 4u) {
+                if (c % 8u == 0u) {
+                    own = s_own(token, head, c, thread);
+                }
                 let key_a = k_quad(first * p.k_words, c / 4u);
                 let key_b = k_quad(second * p.k_words, c / 4u);
-                let q0 = queries[c];
+                let q0 = s_at(own, c);
                 products_a = h_axpy(products_a, key_a.x, q0);
                 products_b = h_axpy(products_b, key_b.x, q0);
-                let q1 = queries[c + 1u];
+                let q1 = s_at(own, c + 1u);
                 products_a = h_axpy(products_a, key_a.y, q1);
                 products_b = h_axpy(products_b, key_b.y, q1);
-                let q2 = queries[c + 2u];
+                let q2 = s_at(own, c + 2u);
                 products_a = h_axpy(products_a, key_a.z, q2);
                 products_b = h_axpy(products_b, key_b.z, q2);
-                let q3 = queries[c + 3u];
+                let q3 = s_at(own, c + 3u);
                 products_a = h_axpy(products_a, key_a.w, q3);
                 products_b = h_axpy(products_b, key_b.w, q3);
             }

@@ -83,7 +83,8 @@ pub(crate) struct BenchArgs {
     /// and launches on the device by op; and what takes up the device's memory
     #[arg(long)]
     explain: bool,
-    /// Time every launch of one decode step at the greatest depth on the device, medians of -r runs, summed over layers
+    /// Time every launch of one decode step on the device, that of the most tokens at the greatest depth: medians of -r
+    /// runs, summed over layers
     #[arg(long)]
     profile: bool,
 }
@@ -129,13 +130,21 @@ pub(crate) fn bench(args: &BenchArgs) -> Result<()> {
         bail!("--explain has no place in the csv; use -o json or leave -o out");
     }
     let tests = tests(args);
-    let deepest = args.depth.iter().copied().max().unwrap_or(0);
+    let most = |list: &[usize]| list.iter().copied().max().unwrap_or(0);
+    let profiled = Test {
+        depth: most(&args.depth),
+        kind: Kind::Decode {
+            n: 2,
+            n_seqs: most(&args.parallel),
+            n_verify: most(&args.verify),
+        },
+    };
     if tests.is_empty() {
         bail!("nothing to measure: -p and -n are both 0");
     }
     let mut needed = tests.iter().map(Test::longest).max().unwrap_or(0);
     if args.profile {
-        needed = needed.max(deepest + 2);
+        needed = needed.max(profiled.longest());
     }
     if args.model.ctx_size.is_some_and(|n_ctx| n_ctx < needed) {
         bail!("a context of {needed} tokens is needed for these tests; raise -c or leave it out");
@@ -157,7 +166,7 @@ pub(crate) fn bench(args: &BenchArgs) -> Result<()> {
     let mut out = std::io::stdout().lock();
     table::print(args, &loaded, &rows, &mut out)?;
     if args.profile {
-        profile(&mut loaded.context, deepest, args.repetitions, &mut out)?;
+        profile(&mut loaded.context, &profiled, args.repetitions, &mut out)?;
     }
     let memory = loaded.context.device().memory();
     note!(
@@ -168,17 +177,20 @@ pub(crate) fn bench(args: &BenchArgs) -> Result<()> {
     Ok(())
 }
 
-/// Times one decode step launch by launch.
+/// Times the decode step of a test launch by launch.
 fn profile(
     context: &mut Context,
-    depth: usize,
+    test: &Test,
     repetitions: usize,
     out: &mut dyn Write,
 ) -> Result<()> {
-    let (seq, _) = measure::at_depth(context, depth)?;
+    let seqs = (0..test.n_seqs()).map(|_| Ok(measure::at_depth(context, test.depth)?.0));
+    let seqs = seqs.collect::<Result<Vec<_>>>()?;
     // What is timed is the last step again. After a filled cache the first one commits all that a record holds.
-    measure::decode(context, &[seq], 2, 1)?;
-    let Some(times) = context.profile_step(1, depth + 2, repetitions)? else {
+    measure::decode(context, &seqs, 2, test.n_verify())?;
+    let n_tokens = test.n_seqs() * test.n_verify();
+    let len = test.depth + 1 + test.n_verify();
+    let Some(times) = context.profile_step(n_tokens, len, repetitions)? else {
         note!("this device cannot time launches");
         return Ok(());
     };
@@ -208,6 +220,8 @@ fn profile(
         times.iter().map(|e| e.work.launches).sum::<usize>(),
         total as f64 / 1e3
     )?;
-    context.remove(seq)?;
+    for seq in seqs {
+        context.remove(seq)?;
+    }
     Ok(())
 }

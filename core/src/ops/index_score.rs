@@ -127,12 +127,6 @@ impl Op for IndexScore {
         let row = page_row(keys)?;
         let n_tokens = q.shape[0];
         let n_blocks = self.n_blocks();
-        let threads = match caps.class {
-            DeviceClass::Software => 64,
-            _ => 128.min(caps.max_threads_per_block),
-        };
-        // Two keys a thread.
-        let n_chunks = n_blocks.div_ceil(2 * threads as usize);
         let q_len = dim.next_multiple_of(64);
         let shared = SHARED_BYTES.min(caps.max_shared_bytes as usize);
         let tokens = match n_tokens {
@@ -141,6 +135,15 @@ impl Op for IndexScore {
             _ if 32 * q_len <= shared => 2,
             _ => 1,
         };
+        // As in products: eight lanes of a CPU pass queries to one another.
+        let shuffles = tokens == 1 && caps.class == DeviceClass::Software && caps.warp == Some(8);
+        let threads = match caps.class {
+            _ if shuffles => 8,
+            DeviceClass::Software => 64,
+            _ => 128.min(caps.max_threads_per_block),
+        };
+        // Two keys a thread.
+        let n_chunks = n_blocks.div_ceil(2 * threads as usize);
         let n_groups = n_tokens.div_ceil(tokens) * n_chunks;
         let (w_s0, w_off) = w.map_or((0, 0), |w| (w.strides[0], w.offset));
         Ok(Launches::one(Launch {
@@ -149,6 +152,14 @@ impl Op for IndexScore {
                 .with("Q_LEN", q_len as u32)
                 .flag("WEIGHTED", w.is_some())
                 .import("h", format!("heads_{}", 4 * tokens))
+                .import(
+                    "s",
+                    if shuffles {
+                        "query_shuffle"
+                    } else {
+                        "query_shared"
+                    },
+                )
                 .import("k", cache_lib(keys.dtype)),
             params: Params::new()
                 .u32("n_groups", n_groups)
