@@ -419,6 +419,9 @@ fn nothing_of_a_decode_step_grows_with_the_length() {
         };
         for n_tokens in [1, 5, 64] {
             let (ops, uploaded) = of(n_tokens, 256);
+            // Of two sums in each of eight layers, all but the last and the one before the n-grams run with a norm.
+            let fused = ops.iter().filter(|&&op| op == "hc_combine_norm").count();
+            assert_eq!(fused, 14, "{n_tokens} tokens: {ops:?}");
             assert_eq!(of(n_tokens, 1024), (ops, uploaded), "{n_tokens} tokens");
         }
     }
