@@ -4,6 +4,7 @@
 use std::sync::Arc;
 
 use gemel_core::Device;
+use gemel_core::device::Buffer;
 use gemel_engine::blocks::{Head, StepShape};
 use gemel_engine::forward::Context;
 use gemel_engine::load::{LoadOptions, load};
@@ -56,7 +57,7 @@ fn activations_of_a_prompt_do_not_grow_with_the_context() {
                 // the context.
                 let read = plan.readback.as_ref().map(|part| &part.buffer);
                 let both = plan.step_buffer.iter().chain(read);
-                buffers += both.map(|buffer| buffer.n_bytes()).sum::<u64>();
+                buffers += both.map(Buffer::n_bytes).sum::<u64>();
                 buffers += 256 * plan.n_launches() as u64;
             }
             sizes.push(context.scratch_bytes());
