@@ -19,12 +19,15 @@
 // warps owns 16 * TILES * WARPS rows by TOKENS tokens; a run of x and the next slice of a chunk of w (`lib/product.cuh`)
 // come by asynchronous copies AHEAD steps early. Where blocks are few they divide the runs between them and
 // matmul_merge adds their sums in order. Bound by tensor cores, from about 100 tokens on; by memory below.
+//
+// With ONCE activations and decoded weights are rounded to bf16 and multiplied once, and sums stay in the tensor cores'
+// registers; bound by them, a quarter or so of whose time the decoding of weights takes beside.
 #include "lib/product.cuh"
 
 // A specialisation is for few tokens or for many, which spares the compiler the entry of the other.
 
 // Parts of an activation.
-constexpr unsigned X_PARTS = w_BF16 ? 3u : 2u;
+constexpr unsigned X_PARTS = ONCE ? 1u : w_BF16 ? 3u : 2u;
 // Products of parts smaller than the last part of a number are left out.
 constexpr unsigned LEVELS = X_PARTS > w_PARTS ? X_PARTS : w_PARTS;
 
@@ -45,12 +48,15 @@ DEVICE RunX split(float4 first, float4 second) {
     x.scale = 1.0f;
     float4 v[2] = {first, second};
     for (unsigned half = 0u; half < 2u; half++) {
-        if (w_MIN) {
+        if (w_MIN && !ONCE) {
             float sum = quad_sum(v[half]);
             sum += shuffle_xor(sum, 1u);
             x.sums[half] = sum + shuffle_xor(sum, 2u);
         }
-        if constexpr (w_BF16) {
+        if constexpr (ONCE) {
+            x.parts[0][half][0] = bf16_pair(v[half].x, v[half].y);
+            x.parts[0][half][1] = bf16_pair(v[half].z, v[half].w);
+        } else if constexpr (w_BF16) {
             unsigned parts[3][2];
             split_bf16(v[half], parts);
 #pragma unroll
@@ -60,7 +66,7 @@ DEVICE RunX split(float4 first, float4 second) {
             }
         }
     }
-    if constexpr (!w_BF16) {
+    if constexpr (!w_BF16 && !ONCE) {
         float top = fmaxf(largest(first), largest(second));
         top = fmaxf(top, shuffle_xor(top, 1u));
         top = fmaxf(top, shuffle_xor(top, 2u));
@@ -122,6 +128,39 @@ DEVICE RunW weights(const unsigned* const (&tiles)[2], const unsigned* w_table, 
         }
     }
     return w;
+}
+
+// The same with factors in bf16, of all rows of a warp: values, not codes. `own` is the warp's part of a chunk. The four
+// lanes of a row need the same scales, so each makes those of one row and fragment.
+DEVICE void rounded_weights(unsigned (&to)[TILES][2][4], const unsigned* own, const unsigned* w_table, unsigned run) {
+    unsigned row = lane_id() / 4u, c = lane_id() % 4u;
+    Scale scales[2] = {{1.0f, 0.0f}, {1.0f, 0.0f}};
+    if (w_SCALED) {
+        const unsigned* group = own + (2u * (c / 2u % TILES) + c % 2u) * CHUNK_WORDS;
+        for (unsigned half = 0u; half < (w_SPLIT ? 2u : 1u); half++) {
+            scales[half] = w_scale(group + (run + half) / w_RUNS * w_TILE, w_table, row, (run + half) % w_RUNS);
+        }
+    }
+#pragma unroll
+    for (unsigned m = 0u; m < TILES; m++) {
+#pragma unroll
+        for (unsigned r = 0u; r < 2u; r++) {
+            const unsigned* group = own + (2u * m + r) * CHUNK_WORDS;
+#pragma unroll
+            for (unsigned half = 0u; half < 2u; half++) {
+                unsigned in_tile = (run + half) % w_RUNS;
+                float4 v = w_quad(group + (run + half) / w_RUNS * w_TILE, w_table, row, 4u * in_tile + c);
+                if (w_SCALED) {
+                    unsigned lane = 4u * row + 2u * m + r;
+                    float a = shuffle(scales[w_SPLIT ? half : 0u].a, lane);
+                    float b = w_MIN ? shuffle(scales[w_SPLIT ? half : 0u].b, lane) : 0.0f;
+                    v = {fmaf(v.x, a, b), fmaf(v.y, a, b), fmaf(v.z, a, b), fmaf(v.w, a, b)};
+                }
+                to[m][half][r] = bf16_pair(v.x, v.y);
+                to[m][half][r + 2u] = bf16_pair(v.z, v.w);
+            }
+        }
+    }
 }
 
 // Adds the products of a run for tokens 2 c and 2 c + 1, whose scales and sums of halves are given.
@@ -233,10 +272,12 @@ KERNEL matmul_few(const float* __restrict__ x_data, const unsigned* __restrict__
 }
 
 // Four lanes make the parts of a run of a token, in the order in which `ldmatrix` hands them out:
-// parts[part][token][run] is 16 words, [half][pair of columns][c]; figures[scale, sum, sum][run][token].
+// parts[part][token][run] is 16 words, [half][pair of columns][c]; figures[scale, sum, sum][run][token]. With ONCE
+// parts[run][token], whose quarters are exchanged as in shared memory.
 KERNEL matmul_split(const float* __restrict__ x_data, unsigned* __restrict__ parts, float* __restrict__ figures,
                     const Params p) {
-    unsigned runs = n_runs(p), c = lane_id() % 4u;
+    // Whole steps.
+    unsigned runs = (n_runs(p) + STEP - 1u) / STEP * STEP, c = lane_id() % 4u;
     unsigned item = (folded() * THREADS + thread_id()) / 4u;
     bool is_item = item < p.n_tokens * runs;
     unsigned token = is_item ? item / runs : 0u, run = is_item ? item % runs : 0u;
@@ -250,6 +291,14 @@ KERNEL matmul_split(const float* __restrict__ x_data, unsigned* __restrict__ par
     }
     RunX x = split(v[0], v[1]);
     if (!is_item) {
+        return;
+    }
+    if (ONCE) {
+        // As stages hold them, so that a block copies one piece a run.
+        unsigned* to = parts + (size_t(run) * p.token_stride + token) * 16u + c;
+        for (unsigned quarter = 0u; quarter < 4u; quarter++) {
+            to[4u * (quarter ^ (token / 2u % 4u))] = x.parts[0][quarter / 2u][quarter % 2u];
+        }
         return;
     }
 #pragma unroll
@@ -269,28 +318,42 @@ KERNEL matmul_split(const float* __restrict__ x_data, unsigned* __restrict__ par
 }
 
 // A run of x for the tokens of a block.
-static_assert(STEP == 1u, "a stage is a run");
+static_assert(STEP == 1u || ONCE, "a stage is a run, with ONCE some");
 constexpr unsigned GROUPS = 2u * TILES * WARPS;
-constexpr unsigned FIGURES = w_MIN ? 3u : 1u;
+constexpr unsigned FIGURES = ONCE ? 0u : w_MIN ? 3u : 1u;
+constexpr unsigned X_BYTES = STEP * X_PARTS * TOKENS * 64u;
+// x, then its figures.
 struct Stage {
-    unsigned char x[X_PARTS * TOKENS * 64u];
-    float figures[FIGURES][TOKENS];
+    unsigned char bytes[X_BYTES + 4u * FIGURES * TOKENS];
 };
+DEVICE const float* figures_of(const Stage& stage, unsigned f) {
+    return reinterpret_cast<const float*>(stage.bytes + X_BYTES) + f * TOKENS;
+}
 
 // Starts copying a run of x.
 DEVICE void copy_x(Stage& to, const unsigned* parts, const float* figures, const Params& p, unsigned first, unsigned run) {
+    if (ONCE) {
+        // Rows behind the last token hold anything, and meet no other token. Runs behind the end are there, as zeros.
+        const unsigned* from = parts + (size_t(run) * p.token_stride + first) * 16u;
+        for (unsigned i = 0u; i < STEP; i++) {
+            for (unsigned job = thread_id(); job < TOKENS * 4u; job += THREADS) {
+                copy_async<16>(to.bytes + i * TOKENS * 64u + 16u * job, from + i * p.token_stride * 16u + 4u * job);
+            }
+        }
+        return;
+    }
     unsigned runs = n_runs(p);
     for (unsigned job = thread_id(); job < X_PARTS * TOKENS * 4u; job += THREADS) {
         unsigned row = job / 4u, quarter = job % 4u;
         unsigned part = row / TOKENS, token = first + row % TOKENS;
         bool keep = token < p.n_tokens;
         size_t from = ((size_t(part) * p.n_tokens + (keep ? token : 0u)) * runs + run) * 16u + 4u * quarter;
-        copy_async<16>(to.x + swizzled(row, quarter), parts + from, keep);
+        copy_async<16>(to.bytes + swizzled(row, quarter), parts + from, keep);
     }
     for (unsigned job = thread_id(); job < FIGURES * TOKENS / 4u; job += THREADS) {
         unsigned f = job / (TOKENS / 4u), at = job % (TOKENS / 4u) * 4u;
         // The stride is whole blocks of tokens.
-        copy_async<16>(&to.figures[f][at], figures + (size_t(f) * runs + run) * p.token_stride + first + at);
+        copy_async<16>(to.bytes + X_BYTES + 4u * (f * TOKENS + at), figures + (size_t(f) * runs + run) * p.token_stride + first + at);
     }
 }
 
@@ -320,6 +383,26 @@ KERNEL matmul_many(const unsigned* __restrict__ parts, const float* __restrict__
     auto copy = [&](Stage& to, unsigned run) { copy_x(to, parts, figures, p, first, run); };
     auto multiply = [&](const Stage& stage, const unsigned* chunk, unsigned run) {
         const unsigned* own = chunk + own_group * CHUNK_WORDS;
+        if (ONCE) {
+#pragma unroll
+            for (unsigned i = 0u; i < STEP; i++) {
+                unsigned w[TILES][2][4];
+                rounded_weights(w, own, w_table, 2u * (run + i));
+                const unsigned char* step = stage.bytes + i * TOKENS * 64u;
+#pragma unroll
+                for (unsigned t = 0u; t < TOKEN_TILES; t++) {
+                    unsigned x[4];
+                    ldmatrix<4>(x, step + swizzled(8u * t + lane % 8u, lane / 8u));
+                    unsigned halves[2][2] = {{x[0], x[1]}, {x[2], x[3]}};
+#pragma unroll
+                    for (unsigned m = 0u; m < TILES; m++) {
+                        mma_bf16(sum[m][t], w[m][0], halves[0]);
+                        mma_bf16(sum[m][t], w[m][1], halves[1]);
+                    }
+                }
+            }
+            return;
+        }
         RunW w[TILES];
 #pragma unroll
         for (unsigned m = 0u; m < TILES; m++) {
@@ -332,7 +415,7 @@ KERNEL matmul_many(const unsigned* __restrict__ parts, const float* __restrict__
 #pragma unroll
             for (unsigned part = 0u; part < X_PARTS; part++) {
                 unsigned quarters[4];
-                ldmatrix<4>(quarters, stage.x + swizzled(part * TOKENS + 8u * t + lane % 8u, lane / 8u));
+                ldmatrix<4>(quarters, stage.bytes + swizzled(part * TOKENS + 8u * t + lane % 8u, lane / 8u));
                 for (unsigned q = 0u; q < 4u; q++) {
                     x[part][q / 2u][q % 2u] = quarters[q];
                 }
@@ -340,10 +423,10 @@ KERNEL matmul_many(const unsigned* __restrict__ parts, const float* __restrict__
             unsigned token = 8u * t + 2u * c;
             float scale[2] = {}, sums[2][2] = {};
             for (unsigned e = 0u; e < 2u; e++) {
-                scale[e] = stage.figures[0][token + e];
+                scale[e] = figures_of(stage, 0u)[token + e];
                 if (w_MIN) {
-                    sums[0][e] = stage.figures[FIGURES - 2u][token + e];
-                    sums[1][e] = stage.figures[FIGURES - 1u][token + e];
+                    sums[0][e] = figures_of(stage, FIGURES - 2u)[token + e];
+                    sums[1][e] = figures_of(stage, FIGURES - 1u)[token + e];
                 }
             }
 #pragma unroll

@@ -193,16 +193,17 @@ fn caps(properties: &Properties) -> Caps {
         warp: Some(properties.warp),
         // Since Turing, the least that is accepted.
         tensor_cores: true,
+        bf16_tensor_cores: properties.compute >= (8, 0),
         memory_bytes: properties.memory_bytes,
     }
 }
 
-/// Capabilities as a device would report them, from documented limits: for choosing and compiling kernels without one.
-/// `max_shared_bytes` is what a block may ask for.
-pub fn documented_caps(max_shared_bytes: u32, memory_bytes: u64) -> Caps {
+/// Capabilities as a device of a compute capability would report them, from documented limits: for choosing and
+/// compiling kernels without one. `max_shared_bytes` is what a block may ask for.
+pub fn documented_caps(compute: (u32, u32), max_shared_bytes: u32, memory_bytes: u64) -> Caps {
     caps(&Properties {
         name: String::new(),
-        compute: LEAST_COMPUTE,
+        compute,
         memory_bytes,
         // Equal on all of them.
         max_threads_per_block: 1024,

@@ -4,8 +4,11 @@
 //! its bytes; two of them tell registers and stack of a function, named by its index in the symbol table. The section
 //! `.nv.shared.KERNEL` has the size of the kernel's shared memory; from 9.0 on its first KiB is the system's.
 //!
+//! The section `.text.KERNEL` has the instructions, 16 bytes each. For estimates its loops are found, which are what
+//! branches backwards span, and in them the instructions of the tensor cores are counted.
+//!
 //! # Source
-//! ELF: System V ABI, chapter 4. The attributes are not documented; `cuobjdump --dump-elf` prints their names
+//! ELF: System V ABI, chapter 4. Instructions: as `nvdisasm` shows them, for 7.5 to 9.0. The attributes are not documented; `cuobjdump --dump-elf` prints their names
 //! (`EIATTR_REGCOUNT`, `EIATTR_FRAME_SIZE`), and a test compares with what `cuobjdump -res-usage` prints.
 
 /// What one thread or block of a kernel takes.
@@ -150,6 +153,71 @@ pub fn resources(image: &[u8], kernel: &str, compute: (u32, u32)) -> Result<Reso
             .frame
             .ok_or(Malformed("it does not tell the kernel's stack"))?,
     })
+}
+
+/// A loop of a kernel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Loop {
+    /// Index of its first instruction.
+    pub first: usize,
+    /// Instructions of a turn in which no branch is taken but the last: each takes a warp one issue slot.
+    pub instructions: usize,
+    /// Of these, products on tensor cores.
+    pub products: usize,
+}
+
+/// The lowest 12 bits of an instruction: a branch, and products of 16-bit floats and of bytes.
+const BRANCH: u64 = 0x947;
+const PRODUCTS: [u64; 2] = [0x23c, 0x237];
+
+/// The loops of a kernel that have products on tensor cores, the smallest first.
+///
+/// # Errors
+/// Not a cubin, or one without this kernel.
+pub fn loops(image: &[u8], kernel: &str, compute: (u32, u32)) -> Result<Vec<Loop>, Malformed> {
+    let file = Bytes(image);
+    let sections = sections(file).ok_or(Malformed("its section table cannot be read"))?;
+    let text = sections
+        .iter()
+        .find(|section| section.name.strip_prefix(".text.") == Some(kernel))
+        .and_then(|section| section.contents(file))
+        .ok_or(Malformed("it has no instructions of the kernel"))?;
+    let words: Vec<u64> = text
+        .0
+        .chunks_exact(16)
+        .filter_map(|instruction| Some(u64::from_le_bytes(instruction[..8].try_into().ok()?)))
+        .collect();
+    let mut found = Vec::new();
+    for (at, &word) in words.iter().enumerate() {
+        if word & 0xfff != BRANCH {
+            continue;
+        }
+        // The distance from the next instruction in words of 4 bytes.
+        let high = word.cast_signed() >> 34;
+        let distance = if compute.0 >= COUNTS_RESERVED {
+            (high << 8) | i64::from((word >> 16) as u8)
+        } else {
+            high
+        };
+        let target = i64::try_from(at + 1).unwrap_or(i64::MAX) + distance.div_euclid(4);
+        let Some(first) = usize::try_from(target).ok().filter(|&first| first <= at) else {
+            continue;
+        };
+        let body = &words[first..=at];
+        let products = body
+            .iter()
+            .filter(|&word| PRODUCTS.contains(&(word & 0xfff)))
+            .count();
+        if products > 0 {
+            found.push(Loop {
+                first,
+                instructions: body.len(),
+                products,
+            });
+        }
+    }
+    found.sort_by_key(|found| (found.instructions, found.first));
+    Ok(found)
 }
 
 #[derive(Default)]

@@ -10,7 +10,7 @@ use gemel_core::DType;
 use gemel_core::device::{Device, submit};
 use gemel_core::format::tile8::Tile8;
 use gemel_core::graph::{Graph, Tensor};
-use gemel_core::ops::matmul::{FEW_TOKENS, Matmul};
+use gemel_core::ops::matmul::{FEW_TOKENS, Factors, Matmul};
 use gemel_core::ops::matmul_q8::MatmulQ8;
 use gemel_core::ops::quantize_q8::QuantizeQ8;
 use gemel_core::plan::{self, Arena};
@@ -83,7 +83,14 @@ fn product(device: &CudaDevice, w: &Tensor, x: &[f32], n_tokens: usize, integer:
             .unwrap();
         graph.apply("product", MatmulQ8 { scale: 1.0 }, &[parts[0], parts[1], w])
     } else {
-        graph.apply("product", Matmul { scale: 1.0 }, &[x, w])
+        graph.apply(
+            "product",
+            Matmul {
+                scale: 1.0,
+                factors: Factors::Exact,
+            },
+            &[x, w],
+        )
     };
     graph.output(y.unwrap());
     let plan = plan::compile("product", graph, device, &mut Arena::default()).unwrap();

@@ -342,6 +342,7 @@ fn caps(adapter: &wgpu::Adapter, options: &WgpuOptions) -> Caps {
             .then_some(info.subgroup_max_size),
         // WGSL has no such instruction without experimental features.
         tensor_cores: false,
+        bf16_tensor_cores: false,
         memory_bytes: overridden.unwrap_or_else(|| memory_bytes(adapter, info.device_type)),
     }
 }

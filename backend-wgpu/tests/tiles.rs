@@ -14,7 +14,7 @@ use gemel_core::format::tile8::TILE_ROWS;
 use gemel_core::graph::{Graph, Tensor};
 use gemel_core::op::{DeviceClass, Op, Operands, Tolerance};
 use gemel_core::ops::gather_rows::GatherRows;
-use gemel_core::ops::matmul::{FEW_TOKENS, Matmul};
+use gemel_core::ops::matmul::{FEW_TOKENS, Factors, Matmul};
 use gemel_core::ops::matmul_q8::{self, MatmulQ8};
 use gemel_core::ops::quantize_q8::QuantizeQ8;
 use gemel_core::plan::{self, Arena};
@@ -296,7 +296,10 @@ fn products_equal_the_reference() {
                 let x = Operand::f32s(&[n_tokens, n_cols], &mut numbers);
                 let w = Operand::weight(dtype, [n_rows, n_cols], 0, &mut numbers);
                 let label = format!("matmul of {dtype}, {n_tokens} tokens, {n_rows} rows");
-                let op = Matmul { scale: 1.0 };
+                let op = Matmul {
+                    scale: 1.0,
+                    factors: Factors::Exact,
+                };
                 check(&device, &op, &[x, w], &label);
             }
         }
@@ -309,7 +312,10 @@ fn products_take_views_bias_scale_and_windows() {
     for device in devices() {
         let x = Operand::f32s(&[2, 3, 40], &mut numbers);
         let bias = Operand::f32s(&[50], &mut numbers);
-        let op = Matmul { scale: -0.3 };
+        let op = Matmul {
+            scale: -0.3,
+            factors: Factors::Exact,
+        };
         // Four-aligned and unaligned columns of some heads of each token.
         for start in [4, 5] {
             let view = x.narrow(1, 1, 2).narrow(2, start, 32);
@@ -348,7 +354,15 @@ fn the_bits_of_a_token_do_not_depend_on_the_others() {
         let x = Operand::f32s(&[FEW_TOKENS, 768], &mut numbers);
         let w = Operand::weight(DType::Q4_K, [24, 768], 0, &mut numbers);
         let tokens = |first, n| vec![x.narrow(0, first, n), w.clone()];
-        check_rows(&device, &Matmul { scale: 1.0 }, &tokens, "matmul");
+        check_rows(
+            &device,
+            &Matmul {
+                scale: 1.0,
+                factors: Factors::Exact,
+            },
+            &tokens,
+            "matmul",
+        );
         let x = Operand::f32s(&[FEW_TOKENS, 768], &mut numbers);
         let w = Operand::weight(DType::Q6_K, [24, 768], 0, &mut numbers);
         let tokens = |first, n| {

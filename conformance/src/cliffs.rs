@@ -7,7 +7,7 @@ use std::sync::Arc;
 use gemel_core::device::Buffer;
 use gemel_core::error::DeviceError;
 use gemel_core::op::{Op, Operands, Roof};
-use gemel_core::ops::matmul::Matmul;
+use gemel_core::ops::matmul::{Factors, Matmul};
 use gemel_core::plan::{Placed, Plan, Span, Step};
 use gemel_core::tensor::Layout;
 use gemel_core::{DType, TensorDesc};
@@ -78,7 +78,10 @@ pub fn measure(
         buffer("w", &w)?,
         device.alloc(y_bytes as u64, "y")?,
     ];
-    let op = Arc::new(Matmul { scale: 1.0 });
+    let op = Arc::new(Matmul {
+        scale: 1.0,
+        factors: Factors::Exact,
+    });
     (1..=product.max_tokens)
         .map(|n_tokens| {
             let x = TensorDesc::f32([n_tokens, product.d_in]);

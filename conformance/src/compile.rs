@@ -12,7 +12,7 @@ use std::path::Path;
 use anyhow::{Context as _, Result};
 use gemel_core::error::DeviceError;
 use gemel_core::op::{Caps, Const, Launch};
-use gemel_cuda::cubin::{self, Resources};
+use gemel_cuda::cubin::{self, Loop, Resources};
 use gemel_cuda::source;
 use gemel_engine::blocks::{Head, Precision, StepShape};
 use gemel_engine::synthetic::{self, Spec};
@@ -93,10 +93,12 @@ pub struct Kernel {
     pub resources: Resources,
     /// How many blocks a multiprocessor holds.
     pub occupancy: Occupancy,
+    /// Its loops with products on tensor cores, the smallest first.
+    pub loops: Vec<Loop>,
 }
 
 /// A number of a specialisation.
-fn constant(launch: &Launch, wanted: &str) -> Option<u32> {
+pub(crate) fn constant(launch: &Launch, wanted: &str) -> Option<u32> {
     launch
         .spec
         .consts
@@ -146,10 +148,13 @@ impl Job {
         let occupancy = self
             .target
             .occupancy(self.threads(), resources, self.dynamic_bytes());
+        let loops = cubin::loops(&image, self.launch.entry, compute)
+            .map_err(|error| format!("{}: {error}", name()))?;
         Ok(Kernel {
             job: self,
             resources,
             occupancy,
+            loops,
         })
     }
 }

@@ -5,7 +5,7 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::io::{BufRead as _, BufReader, Write as _};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{self, ExitCode};
 use std::time::Instant;
 
@@ -20,7 +20,6 @@ use gemel_conformance::targets::{TARGETS, Target};
 use gemel_conformance::{bench, bisect, cliffs, compile, golden, peak, support};
 use gemel_core::DType;
 use gemel_core::op::DeviceClass;
-use gemel_engine::blocks::Precision;
 use gemel_engine::blocks::{Head, StepShape, len_bucket};
 use gemel_engine::forward::StepToken;
 use gemel_engine::gguf::GgufFile;
@@ -166,9 +165,12 @@ struct Estimate {
         default_value = "llama:8b:q4_k,llama:8b:q8_0"
     )]
     model: Vec<Spec>,
-    /// Activations in 8-bit blocks, as `gemel --fast`.
+    /// Write to this file.
+    #[arg(short, long, conflicts_with = "check")]
+    output: Option<PathBuf>,
+    /// Fail unless this file holds the estimates.
     #[arg(long)]
-    fast: bool,
+    check: Option<PathBuf>,
 }
 
 #[derive(Debug, Args)]
@@ -197,9 +199,6 @@ struct Compile {
     /// Keep each kernel in this folder, its source to be compiled with `-I kernels`, its cubin for `cuobjdump -sass`.
     #[arg(long, value_name = "FOLDER")]
     keep: Option<PathBuf>,
-    /// Add what models should reach on two GPUs.
-    #[arg(long)]
-    estimates: bool,
     /// Write the report to this file.
     #[arg(short, long, conflicts_with = "check")]
     output: Option<PathBuf>,
@@ -681,20 +680,51 @@ fn cliffs(args: &Cliffs) -> Result<bool> {
 
 fn estimate(args: &Estimate) -> Result<bool> {
     let compiler = compile::compiler().context("looking for the kernel compiler")?;
-    let precision = if args.fast {
-        Precision::Fast
-    } else {
-        Precision::Strict
-    };
-    let mut text = String::new();
-    for gpu in &args.gpu {
-        text += &estimate::table(*gpu, &args.model, precision)?;
+    let text = estimate::document(&compiler, &args.gpu, &args.model)?;
+    let stale = generated(
+        &text,
+        args.output.as_deref(),
+        args.check.as_deref(),
+        "estimate",
+    )?;
+    if let Some(fault) = &stale {
+        eprintln!("{fault}");
     }
-    println!(
-        "Estimates with {compiler}; no GPU has run this.\n{}\n{text}",
-        estimate::ASSUMPTIONS
-    );
-    Ok(true)
+    Ok(stale.is_none())
+}
+
+/// Writes a generated document, or prints it, or compares it with the one that is there: then what is wrong with that.
+fn generated(
+    text: &str,
+    output: Option<&Path>,
+    check: Option<&Path>,
+    verb: &str,
+) -> Result<Option<String>> {
+    if let Some(path) = output {
+        fs::write(path, text).with_context(|| format!("writing {}", path.display()))?;
+        return Ok(None);
+    }
+    let Some(path) = check else {
+        print!("{text}");
+        return Ok(None);
+    };
+    let old = fs::read_to_string(path).with_context(|| format!("reading {}", path.display()))?;
+    if old == text {
+        return Ok(None);
+    }
+    let (old, new): (Vec<&str>, Vec<&str>) = (old.lines().collect(), text.lines().collect());
+    let gone = old.iter().filter(|line| !new.contains(line));
+    let came = new.iter().filter(|line| !old.contains(line));
+    for (sign, line) in gone
+        .map(|line| ('-', line))
+        .chain(came.map(|line| ('+', line)))
+    {
+        eprintln!("{sign} {line}");
+    }
+    Ok(Some(format!(
+        "{} is stale: run `gemel-conformance {verb} -o {0}`",
+        path.display()
+    )))
 }
 
 fn golden(args: &GoldenModels) -> Result<bool> {
@@ -757,43 +787,13 @@ fn compile(args: &Compile) -> Result<bool> {
     });
     let mut faults: Vec<String> = failures;
     faults.extend(kernels.iter().filter_map(compile::Kernel::fault));
-    let mut text = compile::document(&compiler, targets, &kernels);
-    if args.estimates {
-        text += "\n# Estimates\n\nNo GPU has confirmed these figures.\n";
-        text += estimate::ASSUMPTIONS;
-        text.push('\n');
-        let specs: Vec<Spec> = ["llama:8b:q4_k", "llama:8b:q8_0"]
-            .iter()
-            .map(|spec| spec.parse())
-            .collect::<Result<_, _>>()?;
-        for gpu in ["h200", "4090"].into_iter().filter_map(Gpu::named) {
-            text += &estimate::table(gpu, &specs, Precision::Strict)?;
-        }
-    }
-    if let Some(path) = &args.output {
-        fs::write(path, text).with_context(|| format!("writing {}", path.display()))?;
-    } else if let Some(path) = &args.check {
-        let old =
-            fs::read_to_string(path).with_context(|| format!("reading {}", path.display()))?;
-        if old != text {
-            let (old, new): (Vec<&str>, Vec<&str>) =
-                (old.lines().collect(), text.lines().collect());
-            let gone = old.iter().filter(|line| !new.contains(line));
-            let came = new.iter().filter(|line| !old.contains(line));
-            for line in gone
-                .map(|line| format!("- {line}"))
-                .chain(came.map(|line| format!("+ {line}")))
-            {
-                eprintln!("{line}");
-            }
-            faults.push(format!(
-                "{} is stale: run `gemel-conformance compile -o {0}` with {compiler}",
-                path.display()
-            ));
-        }
-    } else {
-        print!("{text}");
-    }
+    let text = compile::document(&compiler, targets, &kernels);
+    faults.extend(generated(
+        &text,
+        args.output.as_deref(),
+        args.check.as_deref(),
+        "compile",
+    )?);
     for fault in &faults {
         eprintln!("{fault}");
     }

@@ -146,6 +146,7 @@ pub fn least_caps(class: DeviceClass) -> Caps {
         f16: false,
         warp: None,
         tensor_cores: false,
+        bf16_tensor_cores: false,
         memory_bytes: 1 << 30,
     }
 }

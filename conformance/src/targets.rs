@@ -106,7 +106,11 @@ impl Target {
 
     /// What a device of this architecture with much memory offers to definitions.
     pub fn caps(&self) -> Caps {
-        gemel_cuda::documented_caps(self.shared_bytes - self.reserved_bytes, 80 << 30)
+        gemel_cuda::documented_caps(
+            self.compute,
+            self.shared_bytes - self.reserved_bytes,
+            80 << 30,
+        )
     }
 
     /// How full a multiprocessor is with blocks of `threads` threads that ask for `dynamic_bytes` of shared memory.

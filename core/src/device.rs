@@ -246,6 +246,7 @@ pub fn reference_caps() -> Caps {
         f16: false,
         warp: None,
         tensor_cores: false,
+        bf16_tensor_cores: false,
         memory_bytes: u64::MAX,
     }
 }

@@ -98,6 +98,8 @@ pub struct Caps {
     pub warp: Option<u32>,
     /// Warps of 32 multiply 16 x 16 by 16 x 8 matrices of f16 or bf16 and sum in f32, and 16 x 32 by 32 x 8 of bytes.
     pub tensor_cores: bool,
+    /// They take bf16 at the rate of f16; else its products are slow.
+    pub bf16_tensor_cores: bool,
     /// Device memory that may be used, in bytes.
     pub memory_bytes: u64,
 }

@@ -16,14 +16,14 @@ pub use recurrent::{DeltaNet, GatedAttention, GatedQkv, Gates, Qkvz};
 
 use gemel_core::error::GraphError;
 use gemel_core::graph::{Graph, Tensor, ValueId};
-use gemel_core::op::DeviceClass;
+use gemel_core::op::{Caps, DeviceClass};
 use gemel_core::ops::{
     add::Add,
     attention::Attention,
     gather_rows::GatherRows,
     glu::{Glu, GluKind},
     kv_write::KvWrite,
-    matmul::Matmul,
+    matmul::{FEW_TOKENS, Factors, Matmul},
     matmul_q8::{self, MatmulQ8},
     quantize_q8::QuantizeQ8,
     rms_norm::RmsNorm,
@@ -43,7 +43,8 @@ pub enum Precision {
     #[default]
     Strict,
     /// Re-quantised to 8-bit blocks of 32, for the weight types that have integer kernels, where the device is
-    /// faster that way. Moves log-probabilities by up to half a unit, which can turn near-ties.
+    /// faster that way; many tokens on tensor cores, and other weight types there, rounded to bf16 together with the
+    /// weights. Moves log-probabilities by up to half a unit, which can turn near-ties.
     Fast,
 }
 
@@ -132,6 +133,9 @@ pub struct StepGraph<'a> {
     weights: &'a Weights,
     memory: &'a SequenceMemory,
     precision: Precision,
+    /// Whether products of many tokens are faster with factors in bf16 than with activations in bytes, whose sums have
+    /// to be scaled block by block.
+    rounds_to_bf16: bool,
     tokens: ValueId,
     positions: ValueId,
     seq_rows: ValueId,
@@ -215,7 +219,7 @@ impl<'a> StepGraph<'a> {
         weights: &'a Weights,
         memory: &'a SequenceMemory,
         precision: Precision,
-        class: DeviceClass,
+        caps: &Caps,
     ) -> Result<Self, GraphError> {
         let mut graph = Graph::new();
         let n = shape.n_tokens;
@@ -243,7 +247,7 @@ impl<'a> StepGraph<'a> {
             groups.push(GroupInputs { slots, table });
         }
         // The reference has nothing to gain, and software drivers emulate integer dots: f32 is faster there.
-        let precision = match class {
+        let precision = match caps.class {
             DeviceClass::Reference | DeviceClass::Software => Precision::Strict,
             DeviceClass::Integrated | DeviceClass::Discrete => precision,
         };
@@ -253,6 +257,7 @@ impl<'a> StepGraph<'a> {
             weights,
             memory,
             precision,
+            rounds_to_bf16: caps.bf16_tensor_cores,
             tokens,
             positions,
             seq_rows,
@@ -303,13 +308,18 @@ impl<'a> StepGraph<'a> {
         let scale = linear.scale;
         let operands = self.operands(linear);
         let dtype = self.graph.desc(operands[0]).dtype;
-        if self.precision == Precision::Fast && matmul_q8::TYPES.contains(&dtype) {
+        let rounds = self.rounds_to_bf16 && self.graph.desc(x).rows() > FEW_TOKENS;
+        if self.precision == Precision::Fast && !rounds && matmul_q8::TYPES.contains(&dtype) {
             let parts = self.quantize(&linear.label, x)?;
             let inputs = [&parts[..], &operands].concat();
             return (self.graph).apply(&*linear.label, MatmulQ8 { scale }, &inputs);
         }
         let inputs = [vec![x], operands].concat();
-        (self.graph).apply(&*linear.label, Matmul { scale }, &inputs)
+        let factors = match self.precision {
+            Precision::Strict => Factors::Exact,
+            Precision::Fast => Factors::Bf16,
+        };
+        (self.graph).apply(&*linear.label, Matmul { scale, factors }, &inputs)
     }
 
     /// The same with activations as they are, whatever the precision of other products: for what a choice hangs on.
@@ -319,7 +329,14 @@ impl<'a> StepGraph<'a> {
     pub fn exact_linear(&mut self, linear: &Linear, x: ValueId) -> Result<ValueId, GraphError> {
         let scale = linear.scale;
         let inputs = [vec![x], self.operands(linear)].concat();
-        (self.graph).apply(&*linear.label, Matmul { scale }, &inputs)
+        (self.graph).apply(
+            &*linear.label,
+            Matmul {
+                scale,
+                factors: Factors::Exact,
+            },
+            &inputs,
+        )
     }
 
     /// A matrix, and its bias if there is one.

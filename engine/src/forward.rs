@@ -270,7 +270,7 @@ impl Context {
             &self.weights,
             &self.memory,
             self.precision,
-            self.device.caps().class,
+            self.device.caps(),
         )?;
         let logits = self.model.build(&mut step, &self.tables)?;
         let mut graph = step.graph;

@@ -9,7 +9,7 @@
 use gemel_core::error::GraphError;
 use gemel_core::graph::ValueId;
 use gemel_core::ops::glu::{Glu, GluKind};
-use gemel_core::ops::matmul::Matmul;
+use gemel_core::ops::matmul::{Factors, Matmul};
 use gemel_core::ops::matmul_by_id::MatmulById;
 use gemel_core::ops::moe_combine::{MoeCombine, SharedExpert};
 use gemel_core::ops::moe_route::{self, Gate, MoeRoute};
@@ -307,7 +307,14 @@ impl Moe {
                 kind = SharedExpert::Gated;
                 let gate_label = format!("{label}.shared_gate");
                 let w = g.weight(&gate_label, gate);
-                inputs.push(g.graph.apply(gate_label, Matmul { scale: 1.0 }, &[x, w])?);
+                inputs.push(g.graph.apply(
+                    gate_label,
+                    Matmul {
+                        scale: 1.0,
+                        factors: Factors::Exact,
+                    },
+                    &[x, w],
+                )?);
             }
         }
         inputs.extend(residual);

@@ -229,6 +229,13 @@ DEVICE float f32_of_f16(unsigned bits) { return float(std::bit_cast<_Float16>(ui
 DEVICE unsigned f16_of_f32(float x) { return std::bit_cast<uint16_t>(_Float16(x)); }
 
 DEVICE unsigned f16_pair(float x, float y) { return f16_of_f32(x) | (f16_of_f32(y) << 16); }
+DEVICE unsigned bf16_pair(float x, float y) {
+    auto rounded = [](float value) {
+        unsigned bits = bits_of(value);
+        return value != value ? bits | 0x00400000u : bits + 0x7fffu + (bits >> 16 & 1u);
+    };
+    return rounded(x) >> 16 | (rounded(y) & 0xffff0000u);
+}
 DEVICE unsigned bf16_pair_sub(unsigned a, unsigned b) {
     unsigned low = bits_of(float_of(a << 16) - float_of(b << 16));
     return low >> 16 | (bits_of(float_of(a & 0xffff0000u) - float_of(b & 0xffff0000u)) & 0xffff0000u);

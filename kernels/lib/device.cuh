@@ -83,6 +83,22 @@ DEVICE unsigned f16_pair(float x, float y) {
     return f16_of_f32(x) | (f16_of_f32(y) << 16u);
 #endif
 }
+// The same as bf16, to nearest, ties to even.
+DEVICE unsigned bf16_pair(float x, float y) {
+#if __CUDA_ARCH__ >= 800
+    unsigned pair;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(y), "f"(x));
+    return pair;
+#else
+    // A NaN stays one: its bits are not counted up.
+    unsigned bits[2] = {__float_as_uint(x), __float_as_uint(y)};
+    for (int i = 0; i < 2; i++) {
+        bool is_nan = (bits[i] & 0x7fffffffu) > 0x7f800000u;
+        bits[i] = is_nan ? bits[i] | 0x00400000u : bits[i] + 0x7fffu + ((bits[i] >> 16u) & 1u);
+    }
+    return __byte_perm(bits[0], bits[1], 0x7632u);
+#endif
+}
 // a - b of two bf16 each in a word; for differences that bf16 has.
 DEVICE unsigned bf16_pair_sub(unsigned a, unsigned b) {
 #if __CUDA_ARCH__ >= 800

@@ -106,14 +106,17 @@ constexpr unsigned CHUNK_PIECE = w_STEP % 4u == 0u ? 16u : 8u;
 template <unsigned GROUPS>
 DEVICE void copy_chunk(unsigned* to, const unsigned* w_data, const Params& p, unsigned group, unsigned chunk, unsigned slice) {
     constexpr unsigned WORDS = CHUNK_PIECE / 4u, PIECES = CHUNK_WORDS / WORDS;
-    constexpr unsigned JOBS = (GROUPS * PIECES + SLICES - 1u) / SLICES;
-    for (unsigned i = thread_id(); i < JOBS; i += THREADS) {
-        unsigned job = slice * JOBS + i;
-        if (job < GROUPS * PIECES) {
-            unsigned at = job % PIECES * WORDS;
-            size_t from = size_t(chunk) * CHUNK_WORDS + at;
-            const unsigned* start = group_start(w_data, p, group + job / PIECES);
-            copy_async<CHUNK_PIECE>(to + job / PIECES * CHUNK_WORDS + at, start + from, from < group_words(p));
+    constexpr unsigned JOBS = (GROUPS * PIECES + SLICES - 1u) / SLICES, TURNS = (JOBS + THREADS - 1u) / THREADS;
+    constexpr unsigned UNROLLED = TURNS < 4u ? TURNS : 1u;
+    unsigned words = p.w_group * w_STEP, last = (p.n_rows - 1u) / 8u;
+#pragma unroll UNROLLED
+    for (unsigned turn = 0u; turn < TURNS; turn++) {
+        unsigned i = turn * THREADS + thread_id(), job = slice * JOBS + i;
+        if (i < JOBS && job < GROUPS * PIECES) {
+            unsigned at = job % PIECES * WORDS, from = chunk * CHUNK_WORDS + at, own = group + job / PIECES;
+            // Groups behind the end repeat the last and are not stored.
+            const unsigned* start = w_data + size_t(own < last ? own : last) * words;
+            copy_async<CHUNK_PIECE>(to + job * WORDS, start + from, from < words);
         }
     }
 }

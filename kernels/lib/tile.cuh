@@ -40,8 +40,19 @@ DEVICE unsigned field(unsigned words, unsigned shift, unsigned mask) {
     return (words >> shift) & mask;
 }
 
+// The bytes of a word minus `zero`, a whole number: behind the bits of 2^23 a byte counts ones.
+DEVICE float4 whole_bytes(unsigned words, float zero) {
+    constexpr unsigned BASE = 0x4b000000u;
+    float base = float_of(BASE) + zero;
+    return {float_of(choose_bytes(words, BASE, 0x7650u)) - base, float_of(choose_bytes(words, BASE, 0x7651u)) - base,
+            float_of(choose_bytes(words, BASE, 0x7652u)) - base, float_of(choose_bytes(words, BASE, 0x7653u)) - base};
+}
+
 // Four columns, each the low `mask` bits of a byte, minus `zero`.
 DEVICE float4 byte_codes(unsigned words, unsigned mask, float zero) {
+    if (mask == 255u) {
+        return whole_bytes(words, zero);
+    }
     float z = float(zero);
     return {
         float(field(words, 0u, mask)) - z,
@@ -52,11 +63,7 @@ DEVICE float4 byte_codes(unsigned words, unsigned mask, float zero) {
 }
 
 // Four columns of signed bytes.
-DEVICE float4 signed_codes(unsigned words) {
-    auto w = int(words);
-    auto top = 24u;
-    return float4{float((w << top) >> top), float((w << 16u) >> top), float((w << 8u) >> top), float(w >> top)};
-}
+DEVICE float4 signed_codes(unsigned words) { return whole_bytes(words ^ 0x80808080u, 128.0f); }
 
 // Bit `e` of the low four bits moved to bit `to` of byte `e`.
 DEVICE unsigned spread_bits(unsigned bits, unsigned to) {
@@ -143,11 +150,10 @@ DEVICE float4 iq2_codes(unsigned entries) {
 // The scale and the minimum of sub-block `j` of `q4_k` and `q5_k`: six bits each, from 12 packed bytes.
 DEVICE Scale k_scale(unsigned header, unsigned w0, unsigned w1, unsigned w2, unsigned j) {
     auto shift = 8u * (j & 3u);
-    auto sc = field(w0, shift, 63u);
-    auto mn = field(w1, shift, 63u);
-    if (j > 3u) {
-        sc = field(w2, shift, 15u) | (field(w0, shift + 6u, 3u) << 4u);
-        mn = field(w2, shift + 4u, 15u) | (field(w1, shift + 6u, 3u) << 4u);
-    }
+    // Both, rather than a branch.
+    auto sc4 = field(w2, shift, 15u) | (field(w0, shift + 6u, 3u) << 4u);
+    auto mn4 = field(w2, shift + 4u, 15u) | (field(w1, shift + 6u, 3u) << 4u);
+    auto sc = j > 3u ? sc4 : field(w0, shift, 63u);
+    auto mn = j > 3u ? mn4 : field(w1, shift, 63u);
     return Scale{low_f16(header) * float(sc), -(high_f16(header) * float(mn))};
 }

@@ -1,7 +1,7 @@
 //! Cases of `matmul`, and the shapes that `matmul_q8` shares.
 
 use gemel_core::dtype::WEIGHT_TYPES;
-use gemel_core::ops::matmul::Matmul;
+use gemel_core::ops::matmul::{Factors, Matmul};
 use gemel_core::{DType, TensorDesc};
 
 use super::{Builder, Case, Tag, thin};
@@ -92,6 +92,62 @@ pub(super) const BENCH_TYPES: [DType; 6] = [
     DType::F16,
 ];
 
+/// Products whose factors may be bf16: every type, around the tiles of tokens, sums in parts, with and without bias.
+fn rounded() -> Vec<Case> {
+    let mut cases = Vec::new();
+    for (turn, &dtype) in WEIGHT_TYPES.iter().enumerate() {
+        for (i, n_tokens) in [17, 64, 65, 129, 16].into_iter().enumerate() {
+            let k = turn + i;
+            let block = dtype.block_elems();
+            let shape = Shape {
+                n_tokens,
+                d_out: [33, 129, 8, 67][k % 4],
+                blocks: 0,
+                bias: k % 2 == 1,
+                windows: k % 4 == 1,
+                scale: if k % 3 == 2 { 0.37 } else { 1.0 },
+            };
+            // A long sum is divided between blocks.
+            let d_in = match (block, k % 3) {
+                (_, 0) => 1024,
+                (1, 1) => 77,
+                _ => 2 * block,
+            };
+            let class = [Class::N, Class::U, Class::H, Class::Z, Class::S][k % 5];
+            let builder = Builder::new(Matmul::NAME)
+                .param("factors", "bf16")
+                .param("type", dtype);
+            let mut builder = shape
+                .params(builder)
+                .param("d_in", d_in)
+                .param("class", class)
+                .variant(dtype.name())
+                .input("x", TensorDesc::f32([n_tokens, d_in]), Fill::Floats(class))
+                .weight("w", shape.weight(dtype, d_in), Class::N);
+            if shape.bias {
+                builder = builder.input(
+                    "bias",
+                    TensorDesc::f32([shape.d_out]),
+                    Fill::Floats(Class::N),
+                );
+            }
+            cases.push(
+                builder
+                    .tag_if(k % 5 == 0, Tag::Reduced)
+                    .tag_if(
+                        n_tokens == 65 && matches!(dtype, DType::Q4_K | DType::F16),
+                        Tag::Quick,
+                    )
+                    .build(Matmul {
+                        scale: shape.scale,
+                        factors: Factors::Bf16,
+                    }),
+            );
+        }
+    }
+    cases
+}
+
 /// The table.
 pub(super) fn cases() -> Vec<Case> {
     let mut cases = Vec::new();
@@ -147,7 +203,10 @@ pub(super) fn cases() -> Vec<Case> {
                 builder
                     .tag_if(i % 17 == 4, Tag::Reduced)
                     .tag_if(quick && i == 1, Tag::Quick)
-                    .build(Matmul { scale: shape.scale }),
+                    .build(Matmul {
+                        scale: shape.scale,
+                        factors: Factors::Exact,
+                    }),
             );
         }
     }
@@ -185,7 +244,10 @@ pub(super) fn cases() -> Vec<Case> {
                     .weight("w", TensorDesc::new(dtype, [d_out, d_in]), Class::N)
                     .tag_if(i == 2, Tag::Reduced)
                     .tag_if(i == 2 && dtype == DType::F16, Tag::Quick)
-                    .build(Matmul { scale: 1.0 }),
+                    .build(Matmul {
+                        scale: 1.0,
+                        factors: Factors::Exact,
+                    }),
             );
         }
     }
@@ -202,10 +264,14 @@ pub(super) fn cases() -> Vec<Case> {
                 .variant(dtype.name())
                 .input("x", x, Fill::Floats(Class::N))
                 .weight("w", TensorDesc::new(dtype, [20, 64]), Class::N)
-                .build(Matmul { scale: 1.0 }),
+                .build(Matmul {
+                    scale: 1.0,
+                    factors: Factors::Exact,
+                }),
         );
     }
     let mut cases = thin(cases, 16, 400);
+    cases.extend(rounded());
     for dtype in BENCH_TYPES {
         for (name, d_out, d_in) in MODEL_SHAPES {
             for n_tokens in [1, 8, 64] {
@@ -225,7 +291,10 @@ pub(super) fn cases() -> Vec<Case> {
                         )
                         .weight("w", TensorDesc::new(dtype, [d_out, d_in]), Class::N)
                         .tag(Tag::Bench)
-                        .build(Matmul { scale: 1.0 }),
+                        .build(Matmul {
+                            scale: 1.0,
+                            factors: Factors::Exact,
+                        }),
                 );
             }
         }

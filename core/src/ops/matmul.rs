@@ -16,6 +16,10 @@
 //! Tensor cores cut off where they align addends, up to 2 units of the largest of an instruction's 17 for each that
 //! is smaller; cut-offs add up, so a run starts from zero and is added to its sum in f32, rounded, and its small parts
 //! come first: what is cut meets two additions of 16 columns, not the whole row.
+//!
+//! With [`Factors::Bf16`] a device may round activations and decoded weights to bf16, to nearest, before it multiplies
+//! them; sums stay f32. Tensor cores then multiply once instead of two to six times. Only steps of more than
+//! [`FEW_TOKENS`] rows on tensor cores do so: others are bound by the weights' bytes, which do not change.
 //! # Source
 //! The linear layer. `scale` is the per-tensor factor that NVFP4 weights carry beside their blocks; 1 otherwise.
 
@@ -38,6 +42,29 @@ use crate::tensor::{Layout, TensorDesc};
 pub struct Matmul {
     /// Multiplies the product, before the bias.
     pub scale: f32,
+    /// What is multiplied.
+    pub factors: Factors,
+}
+
+/// What activations and weights are when they are multiplied.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Factors {
+    /// f32, or numbers of 16 bits that add up to it.
+    #[default]
+    Exact,
+    /// Rounded to bf16 where the device is faster that way.
+    Bf16,
+}
+
+impl Factors {
+    /// Largest relative error of a product of two factors: each has 8 bits, so half a unit of the last is 2^-8.
+    fn error(self) -> f64 {
+        const ROUNDED: f64 = 1.0 + 1.0 / 256.0;
+        match self {
+            Self::Exact => 0.0,
+            Self::Bf16 => ROUNDED * ROUNDED - 1.0,
+        }
+    }
 }
 
 impl Matmul {
@@ -50,7 +77,10 @@ pub const FEW_TOKENS: usize = 16;
 
 impl fmt::Display for Matmul {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        display(f, Self::NAME, self.scale)
+        match self.factors {
+            Factors::Exact => display(f, Self::NAME, self.scale),
+            Factors::Bf16 => write!(f, "{}[bf16, scale={}]", Self::NAME, self.scale),
+        }
     }
 }
 
@@ -89,7 +119,7 @@ impl Op for Matmul {
             table: Some(codebook_binding(w.dtype)),
         };
         if caps.tensor_cores {
-            return on_tensor_cores(&product, x, &x_params, caps);
+            return on_tensor_cores(&product, x, &x_params, self.factors, caps);
         }
         let geometry = Geometry::new(x.rows(), caps);
         let (step, spread) = if geometry.shuffles {
@@ -127,7 +157,16 @@ impl Op for Matmul {
     }
 
     fn tolerance(&self, operands: Operands<'_>) -> Tolerance {
-        product_tolerance(operands.inputs[1])
+        let exact = product_tolerance(operands.inputs[1]);
+        let error = self.factors.error();
+        Tolerance {
+            // Products may all be off to one side.
+            tau: exact.tau + error,
+            // bf16 has the range of f32; what it cuts off below is less than the smallest normal number.
+            alpha: 3.0 * exact.alpha,
+            // Errors of products are independent, each at most this much of its product.
+            nmse: exact.nmse + error * error,
+        }
     }
 
     fn sharding(&self) -> Sharding {
@@ -430,12 +469,14 @@ fn on_tensor_cores(
     product: &Product<'_>,
     x: &TensorDesc,
     x_params: &Params,
+    factors: Factors,
     caps: &Caps,
 ) -> Result<Launches, OpError> {
     let (w, _) = product.weight;
     let (d_out, d_in) = (w.shape[0], w.last());
     let n_tokens = product.n_tokens;
-    let import = |spec: Spec| spec.import("x", quads_piece(x));
+    let once = factors == Factors::Bf16 && n_tokens > FEW_TOKENS && caps.bf16_tensor_cores;
+    let import = |spec: Spec| spec.flag("ONCE", once).import("x", quads_piece(x));
     if n_tokens <= FEW_TOKENS {
         let matrix = Matrix::few(n_tokens, (d_out, d_in), 1, caps);
         let blocks = Blocks {
@@ -455,19 +496,32 @@ fn on_tensor_cores(
     }
     // As the kernel splits: into bf16 where weights have its range.
     let parts = match w.dtype {
+        _ if once => 1,
         DType::F32 | DType::BF16 => 3,
         _ => 2,
     };
     let operand = Operand {
-        step: 1,
+        step: if once { 2 } else { 1 },
         column_bytes: 2 * parts,
-        figures: if has_minimum(w.dtype) { 3 } else { 1 },
+        figures: match once {
+            true => 0,
+            false if has_minimum(w.dtype) => 3,
+            false => 1,
+        },
+        // One part of weights and sums of 128 tokens stay in registers; two such blocks want shared memory.
+        tokens: if once && caps.max_shared_bytes >= 160 << 10 {
+            128
+        } else {
+            64
+        },
+        one_part: once || dtype_has_one_part(w.dtype),
     };
     let matrix = Matrix::many(n_tokens, (w.dtype, d_out, d_in), operand, caps)?;
-    let token_stride = n_tokens.next_multiple_of(64);
+    let token_stride = n_tokens.next_multiple_of(operand.tokens);
     let rest = matrix.params(token_stride);
     let spec = import(matrix.spec(false));
-    let n_runs = d_in.div_ceil(RUN);
+    // Steps are whole.
+    let n_runs = d_in.div_ceil(RUN).next_multiple_of(operand.step);
     let [parts_area, figures_area, sums_area] = [0, 1, 2].map(Binding::Scratch);
     let blocks = Blocks {
         entry: "matmul_many",
@@ -495,8 +549,9 @@ fn on_tensor_cores(
     )?;
     list.insert(0, split);
     let mut scratch = vec![
-        (parts * n_tokens * n_runs * 64).max(16),
-        (3 * n_runs * token_stride * 4).max(16),
+        // Of bf16, whole blocks of tokens.
+        (parts * n_runs * 64 * if once { token_stride } else { n_tokens }).max(16),
+        (operand.figures * n_runs * token_stride * 4).max(16),
     ];
     if matrix.splits > 1 {
         scratch.push(matrix.splits * n_tokens * d_out * 4);
@@ -509,6 +564,11 @@ fn on_tensor_cores(
         )?);
     }
     Ok(Launches { scratch, list })
+}
+
+/// Whether a weight is one number of 16 bits: `SELF_PARTS` of its piece.
+fn dtype_has_one_part(dtype: DType) -> bool {
+    dtype != DType::F32
 }
 
 /// Whether the scales of a type have a minimum: `SELF_MIN` of its piece.
@@ -548,7 +608,10 @@ mod tests {
     }
 
     fn launch_list(x: &TensorDesc, w: &TensorDesc, caps: &Caps) -> Vec<Launch> {
-        let op = Matmul { scale: 1.0 };
+        let op = Matmul {
+            scale: 1.0,
+            factors: Factors::Exact,
+        };
         let out = op.outputs(&[x, w], &[]).unwrap();
         let operands = Operands {
             inputs: &[x, w],
@@ -644,9 +707,12 @@ mod tests {
             inouts: &[],
             outputs: &[],
         };
-        let error = Matmul { scale: 1.0 }
-            .launches(operands, &caps(DeviceClass::Discrete))
-            .unwrap_err();
+        let error = Matmul {
+            scale: 1.0,
+            factors: Factors::Exact,
+        }
+        .launches(operands, &caps(DeviceClass::Discrete))
+        .unwrap_err();
         assert!(error.to_string().contains("tiles of 8 rows"), "{error}");
     }
 }

@@ -201,6 +201,8 @@ fn on_tensor_cores(
             step: 4,
             column_bytes: 1,
             figures: 2,
+            tokens: 64,
+            one_part: true,
         };
         Matrix::many(n_tokens, (w.dtype, d_out, d_in), operand, caps)?
     };

@@ -8,7 +8,7 @@
 //! | tokens | kernel | bytes beside the weights | arithmetic per weight |
 //! |---|---|---|---|
 //! | 1 ..= 16 | few: warps divide the runs, weights go to registers once | `4 T I` for every `16 * tiles` rows, cached | 8 or 16 tokens |
-//! | 17 .. | many: blocks of rows by tokens through shared memory | `4 T I` a row block, `4 T O` a split, cached | 16, 32 or 64 tokens a tile |
+//! | 17 .. | many: blocks of rows by tokens through shared memory | `4 T I` a row block, `4 T O` a split, cached | 16, 32, 64 or (factors in bf16) 128 tokens a tile |
 //!
 //! Time is the weights' bytes until the tensor cores or the cache become the limit, so it steps only where a tile is
 //! added: from 8 to 9 tokens, 16 to 17 (a second launch makes the parts of the activations: `4 T I` bytes out and in),
@@ -37,6 +37,10 @@ pub(crate) struct Operand {
     pub(crate) column_bytes: usize,
     /// 32-bit figures of a run of a token.
     pub(crate) figures: usize,
+    /// Most tokens of a block, whose sums a warp keeps in registers.
+    pub(crate) tokens: usize,
+    /// Whether weights are one number each: more, for two fragments, would not stay in registers.
+    pub(crate) one_part: bool,
 }
 
 /// What each block and warp computes.
@@ -127,7 +131,7 @@ impl Matrix {
         let n_runs = d_in.div_ceil(RUN);
         let chunk_runs = chunk_runs(dtype, operand.step);
         let tile = Tile8::new(dtype, 8, chunk_runs * RUN);
-        let most_tokens = if n_tokens <= 32 { 32 } else { 64 };
+        let most_tokens = n_tokens.next_power_of_two().clamp(32, operand.tokens);
         let shared = |(warps, tiles, ahead, tokens): (usize, usize, usize, usize)| {
             let run = RUN * operand.column_bytes + 4 * operand.figures;
             let stages = (ahead + 1) * operand.step * tokens * run;
@@ -138,8 +142,7 @@ impl Matrix {
         let rows = [(4, 2), (4, 1), (2, 1), (1, 1)]
             .into_iter()
             .filter(|&(warps, _)| warps * 32 <= caps.max_threads_per_block as usize)
-            // Three parts of weights for two fragments would not stay in registers.
-            .filter(|&(_, tiles)| tiles == 1 || dtype != DType::F32)
+            .filter(|&(_, tiles)| tiles == 1 || operand.one_part)
             // No block of mostly padding.
             .filter(|&(warps, tiles)| {
                 warps * tiles == 1 || warps * tiles * ROWS < 2 * d_out.max(ROWS)
@@ -156,6 +159,7 @@ impl Matrix {
         let most = caps.max_shared_bytes as usize;
         let block = fits(&[most_tokens], most / 2)
             .or_else(|| fits(&[most_tokens], most))
+            .or_else(|| fits(&[most_tokens.min(64)], most))
             .or_else(|| fits(&[32, 16, TOKENS], most))
             .ok_or(OpError::Limit {
                 what: "shared memory of a block",
@@ -234,24 +238,29 @@ mod tests {
         for shared in [16 << 10, 64 << 10, 99 << 10, 227 << 10] {
             for &dtype in WEIGHT_TYPES {
                 let wide = matches!(dtype, DType::F32 | DType::BF16);
-                let mut operands = vec![(1, if wide { 6 } else { 4 }, 3)];
+                let mut operands = vec![(1, if wide { 6 } else { 4 }, 3), (2, 2, 0)];
                 if crate::ops::matmul_q8::TYPES.contains(&dtype) {
                     operands.push((4, 1, 2));
                 }
                 for (step, column_bytes, figures) in operands {
+                    let once = column_bytes == 2;
+                    let tokens = if once && shared >= 160 << 10 { 128 } else { 64 };
                     let operand = Operand {
                         step,
                         column_bytes,
                         figures,
+                        tokens,
+                        one_part: once || dtype != DType::F32,
                     };
                     let many = Matrix::many(129, (dtype, 4096, 4096), operand, &caps(shared))
                         .unwrap_or_else(|error| panic!("{dtype}, {shared} bytes: {error}"));
                     assert!(many.shared_bytes <= shared as usize, "{dtype}: {many:?}");
                     assert!(
-                        shared < 99 << 10 || (many.warps, many.tokens) == (4, 64),
+                        shared < 99 << 10 || (many.warps, many.tokens) == (4, tokens),
                         "{dtype}, {shared} bytes: {many:?}"
                     );
-                    let large = (many.tiles == 2 || wide) && many.ahead >= 2;
+                    let large = (many.tiles == 2 || (wide && !once))
+                        && many.ahead >= if once && dtype == DType::F32 { 1 } else { 2 };
                     assert!(shared < 227 << 10 || large, "{dtype}: {many:?}");
                 }
                 let few = Matrix::few(16, (262_144, 4096), 1, &caps(shared));
@@ -269,6 +278,8 @@ mod tests {
             step: 1,
             column_bytes: 4,
             figures: 1,
+            tokens: 64,
+            one_part: true,
         };
         for (dtype, d_in) in [
             (DType::Q4_K, 4096),

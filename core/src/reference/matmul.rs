@@ -94,6 +94,7 @@ pub(super) fn dot(a: &[f64], b: &[f64]) -> f64 {
 mod tests {
     use super::*;
     use crate::op::Op;
+    use crate::ops::matmul::Factors;
     use crate::tensor::TensorDesc;
 
     fn bytes(values: &[f32]) -> Vec<u8> {
@@ -112,7 +113,10 @@ mod tests {
             bytes(&[1.0, 0.0, -1.0, 2.0, 0.5, 1.0]),
             bytes(&[10.0, -1.0]),
         ];
-        let op = Matmul { scale: 2.0 };
+        let op = Matmul {
+            scale: 2.0,
+            factors: Factors::Exact,
+        };
         let refs: Vec<&TensorDesc> = descs.iter().collect();
         let out = op.outputs(&refs, &[]).unwrap();
         assert_eq!(out[0].shape, [2, 2], "tokens by outputs");

@@ -222,7 +222,6 @@ mod tests {
 
     use gemel_core::device::{Device, Upload, submit};
     use gemel_core::graph::Tensor;
-    use gemel_core::op::DeviceClass;
     use gemel_core::ops::rope::FINE;
     use gemel_core::plan::{Arena, compile};
     use gemel_core::reference::ReferenceDevice;
@@ -332,7 +331,7 @@ mod tests {
                 &weights,
                 &self.memory,
                 Precision::Strict,
-                DeviceClass::Reference,
+                self.device.caps(),
             )
             .unwrap();
             let table: Vec<f32> = (0..=FINE)
