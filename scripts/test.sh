@@ -123,8 +123,11 @@ else
 fi
 if [ -n "$nvrtc" ]; then
     step 20 kernels-compiled "$suite" compile --check docs/kernels.md
+    step 10 estimates "$suite" estimate --check docs/estimates.md
 else
-    skip kernels-compiled 'NVRTC, which compiles kernels, cannot be had here; scripts/setup-nvrtc.sh says why'
+    for name in kernels-compiled estimates; do
+        skip "$name" 'NVRTC, which compiles kernels, cannot be had here; scripts/setup-nvrtc.sh says why'
+    done
 fi
 
 # --- Licences, sources, duplicate versions --------------------------------------------------------------------------

@@ -6,7 +6,7 @@
 //! tokens are estimated by the instructions of their compiled loops, whatever these are for.
 
 use std::collections::BTreeMap;
-use std::fmt;
+use std::fmt::{self, Write as _};
 
 use anyhow::{Context as _, Result, anyhow};
 use gemel_core::op::{Cost, Roof};
@@ -123,6 +123,8 @@ const MEMORY_SHARE: f64 = 0.85;
 const ARITHMETIC_SHARE: f64 = 0.5;
 /// Share of a scheduler's issue slots that are used.
 const ISSUE_SHARE: f64 = 0.85;
+/// Bytes that a thread moves which prepares activations (two quads in, and out as 16-bit numbers).
+const HELPER_BYTES: u64 = 48;
 /// Schedulers of a multiprocessor.
 const SCHEDULERS: f64 = 4.0;
 /// Operations of a product of 16-bit floats on tensor cores (m16n8k16), and of bytes (m16n8k32).
@@ -373,25 +375,38 @@ fn of_plan(
     };
     for step in &plan.steps {
         found.floor_s += gpu.floor_s(step.op.roof(), step.cost);
-        // Windows of a weight share its work by their blocks; a merge is small beside what it merges.
+        let kernel_of = |launch| kernels.get(&kernel_name(step.op.name(), launch));
+        let works = |launch| kernel_of(launch).is_some_and(|kernel| !kernel.loops.is_empty());
+        let some_work = step.launches.iter().any(works);
+        // Windows of a weight share its work by their blocks. Launches beside those with products, which prepare
+        // activations or add partial sums, move HELPER_BYTES a thread.
         let blocks = |grid: [u32; 3]| grid.iter().product::<u32>();
         let total: u64 = (step.launches.iter())
+            .filter(|launch| !some_work || works(launch))
             .map(|launch| u64::from(blocks(launch.grid)))
             .sum();
         let mut seconds = 0.0;
         for launch in &step.launches {
             let n_blocks = blocks(launch.grid);
-            let share = f64::from(n_blocks) / total.max(1) as f64;
-            let part = Cost {
-                bytes: (step.cost.bytes as f64 * share) as u64,
-                flops: (step.cost.flops as f64 * share) as u64,
-            };
-            let kernel = kernels
-                .get_mut(&kernel_name(step.op.name(), launch))
-                .context("every kernel of the plan was compiled")?;
+            let mut kernel = kernel_of(launch)
+                .context("every kernel of the plan was compiled")?
+                .clone();
             // Kernels are shared by launches that differ in their parameters.
             kernel.job.launch.params = launch.params.clone();
-            seconds += gpu.estimate_s(step.op.roof(), part, kernel, n_blocks);
+            let part = if some_work && kernel.loops.is_empty() {
+                let n_threads = u64::from(n_blocks) * u64::from(kernel.job.threads());
+                Cost {
+                    bytes: n_threads * HELPER_BYTES,
+                    flops: 0,
+                }
+            } else {
+                let share = f64::from(n_blocks) / total.max(1) as f64;
+                Cost {
+                    bytes: (step.cost.bytes as f64 * share) as u64,
+                    flops: (step.cost.flops as f64 * share) as u64,
+                }
+            };
+            seconds += gpu.estimate_s(step.op.roof(), part, &kernel, n_blocks);
         }
         *found.by_op.entry(step.op.name().to_owned()).or_default() += seconds;
     }
@@ -437,13 +452,15 @@ pub fn table(gpu: Gpu, specs: &[Spec]) -> Result<String> {
         for (name, precision) in [("strict", Precision::Strict), ("fast", Precision::Fast)] {
             let model = estimate(gpu, spec, precision).with_context(|| spec.to_string())?;
             for row in [&model.decode, &model.prefill] {
-                steps += &format!("| {name} {row}\n");
+                // Writing to a string cannot fail.
+                let _ = writeln!(steps, "| {name} {row}");
             }
             let bandwidth = model.decode.cost.bytes as f64 / model.decode.estimate_s / 1e9;
             let rate = model.prefill.cost.flops as f64 / model.prefill.estimate_s / 1e12;
             let (tokens, ratio) = model.steepest;
-            shares += &format!(
-                "| {spec} | {name} | {:.0} % | {:.0} % | {ratio:.2} at {tokens} |\n",
+            let _ = writeln!(
+                shares,
+                "| {spec} | {name} | {:.0} % | {:.0} % | {ratio:.2} at {tokens} |",
                 100.0 * bandwidth / gpu.gb_per_s,
                 100.0 * rate / gpu.matrix
             );

@@ -551,7 +551,13 @@ fn on_tensor_cores(
     let mut scratch = vec![
         // Of bf16, whole blocks of tokens.
         (parts * n_runs * 64 * if once { token_stride } else { n_tokens }).max(16),
-        (operand.figures * n_runs * token_stride * 4).max(16),
+        // All three are written, whatever is read.
+        (if once {
+            0
+        } else {
+            3 * n_runs * token_stride * 4
+        })
+        .max(16),
     ];
     if matrix.splits > 1 {
         scratch.push(matrix.splits * n_tokens * d_out * 4);

@@ -258,7 +258,6 @@ mod tests {
 
     use gemel_core::device::{Device, submit};
     use gemel_core::graph::Tensor;
-    use gemel_core::op::DeviceClass;
     use gemel_core::plan::{Arena, compile};
     use gemel_core::reference::ReferenceDevice;
     use gemel_core::{DType, TensorDesc};
@@ -398,8 +397,8 @@ mod tests {
                 max_len: 64,
                 head: Head::Logits,
             };
-            let class = DeviceClass::Reference;
-            let mut g = StepGraph::new(shape, &weights, &memory, Precision::Strict, class).unwrap();
+            let caps = device.caps();
+            let mut g = StepGraph::new(shape, &weights, &memory, Precision::Strict, caps).unwrap();
             let mut bind = |values: &[f32], shape: &[usize]| {
                 let desc = TensorDesc::f32(shape);
                 let buffer = device.alloc(desc.n_bytes() as u64, "test").unwrap();
