@@ -112,7 +112,7 @@ on gl '' --tag quick
 
 if [ -z "$skip_cuda" ]; then
     step 10 kernels "$root/kernels/host/check.sh" "$cache/emulation-check"
-    step 40 conformance-cuda-emulated "$suite" test --device cuda-emulated --tag quick
+    step 40 conformance-cuda-emulated "$suite" test --device cuda-emulated --reduced
     step 15 kernels-sanitized "$root/kernels/host/check_sanitized.sh" "$suite"
     # What is to run on a machine with a GPU, to know that it works before one sees it.
     step 10 gpu-check "$scripts/gpu-check.sh" --device cuda-emulated --quick --bin "$(dirname "$suite")"

@@ -348,13 +348,13 @@ fn a_decode_step_costs_the_host_the_same_at_every_depth() {
             .collect();
         assert_eq!(rows.len(), 2, "{outcome:?}");
         for row in &rows {
-            assert_eq!(row[2], "1.00", "{device}: submissions of a step: {row:?}");
-            let uploaded: usize = row[3].parse().expect("bytes");
+            assert_eq!(row[3], "1.00", "{device}: submissions of a step: {row:?}");
+            let uploaded: usize = row[4].parse().expect("bytes");
             assert!((1..=8192).contains(&uploaded), "{device}: {row:?}");
         }
         assert_eq!(
-            rows[0][3..5],
-            rows[1][3..5],
+            rows[0][4..6],
+            rows[1][4..6],
             "{device}: bytes up and down by depth"
         );
     }
