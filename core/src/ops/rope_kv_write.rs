@@ -1,12 +1,12 @@
 //! `rope_kv_write`: rotates the queries and keys of a step and encodes its keys and values into a paged cache.
 //!
 //! `y = rope(x[.., ..n_heads, ..])`, `k_cache[slot] = encode(rope(x[.., n_heads.., ..]))`, `v_cache[slot] = encode(v)`
-//! with `slot = slots[t]`: what [`rope`](super::rope) and two [`kv_write`](super::kv_write) do, in one launch and
+//! with `slot = slots[t]`: what [`super::rope`] and two [`super::kv_write`] do, in one launch and
 //! without a copy of the rotated keys.
 //!
 //! # Shapes
 //! `x`: f32 `[n_tokens, n_heads + n_kv_heads, k_dim]`, queries then keys; `v`: f32 `[n_tokens, n_kv_heads, v_dim]`; the
-//! last axis of both contiguous; `pos`, `table`: see [`rope`](super::rope); `slots`: i32 `[n_tokens]`;
+//! last axis of both contiguous; `pos`, `table`: see [`super::rope`]; `slots`: i32 `[n_tokens]`;
 //! `k_cache`, `v_cache`: pages `[n_pages, n_kv_heads, PAGE, dim]` of one cache type; `y`: f32
 //! `[n_tokens, n_heads, k_dim]`, contiguous.
 //! # Numerics
