@@ -400,6 +400,8 @@ KERNEL matmul_many(const unsigned* __restrict__ parts, const float* __restrict__
                         mma_bf16(sum[m][t], w[m][1], halves[1]);
                     }
                 }
+                // The weights of the next run are not read before: both would not stay in registers.
+                warp_sync();
             }
             return;
         }

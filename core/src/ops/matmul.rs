@@ -509,7 +509,7 @@ fn on_tensor_cores(
             false => 1,
         },
         // One part of weights and sums of 128 tokens stay in registers; two such blocks want shared memory.
-        tokens: if once && caps.max_shared_bytes >= 160 << 10 {
+        tokens: if once && caps.max_shared_bytes >= 200 << 10 {
             128
         } else {
             64

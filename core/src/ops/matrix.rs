@@ -244,7 +244,7 @@ mod tests {
                 }
                 for (step, column_bytes, figures) in operands {
                     let once = column_bytes == 2;
-                    let tokens = if once && shared >= 160 << 10 { 128 } else { 64 };
+                    let tokens = if once && shared >= 200 << 10 { 128 } else { 64 };
                     let operand = Operand {
                         step,
                         column_bytes,
