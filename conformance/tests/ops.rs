@@ -91,6 +91,12 @@ const LEAST: &[(&[&str], usize)] = &[
     (&["argmax"], 7),
     (&["top_k_logits"], 98),
     (&["glu"], 5 * 24),
+    (&["sparse_attention"], 21),
+    (&["index_score"], 156),
+    (&["topk_blocks"], 359 + 4),
+    (&["l2_norm"], 30 + 30),
+    (&["causal_conv"], 45 + 90),
+    (&["delta_rule_step", "delta_rule_chunk"], 36 + 5),
 ];
 
 #[test]
@@ -130,5 +136,29 @@ fn every_pair_of_cache_types_decodes_verifies_and_prefills() {
     assert_eq!(seen.len(), 64 * 3, "pairs and steps");
     for group in [1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 64, 128] {
         assert!(groups.contains(&group), "{group} query heads per KV head");
+    }
+}
+
+#[test]
+fn sparse_attention_meets_every_pair_of_cache_types_group_and_batch() {
+    use std::collections::BTreeSet;
+    let (mut pairs, mut shapes, mut batches) = (BTreeSet::new(), BTreeSet::new(), BTreeSet::new());
+    for case in cases::of("sparse_attention") {
+        let [q, k] = [&case.inputs[0].desc, &case.inputs[1].desc];
+        shapes.insert((q.shape[1], k.shape[1]));
+        batches.insert(q.shape[0]);
+        pairs.insert(case.variant.clone());
+    }
+    let apart = pairs.iter().filter(|variant| !variant.ends_with("of k"));
+    assert_eq!(apart.count(), 64, "pairs of cache types: {pairs:?}");
+    for group in 1..=16 {
+        let has = shapes
+            .iter()
+            .any(|&(heads, kv_heads)| heads == group * kv_heads);
+        assert!(has, "{group} query heads per KV head: {shapes:?}");
+    }
+    assert!(shapes.contains(&(24, 2)), "24 heads over 2: {shapes:?}");
+    for batch in (1..=16).chain([64]) {
+        assert!(batches.contains(&batch), "{batch} tokens: {batches:?}");
     }
 }

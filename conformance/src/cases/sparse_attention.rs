@@ -401,6 +401,30 @@ pub(super) fn cases() -> Vec<Case> {
         }
     }
     let mut cases = thin(cases, 40, 800);
+    // Every number of query heads per KV head up to 16.
+    for group in 1..=16 {
+        let (k, v) = [(DType::F16, DType::F16), (DType::Q8_0, DType::Q8_0)][group % 2];
+        let step = Step {
+            k,
+            v,
+            dk: 64,
+            dv: 64,
+            shared: false,
+            group,
+            n_kv_heads: 2,
+            n_tokens: 1,
+            n_seqs: 1,
+            past: 150,
+            ratio: 4,
+            tail: true,
+            n_entries: 20,
+            lists: Lists::Canonical,
+            softcap: 0.0,
+            class: Class::N,
+            n: 3000,
+        };
+        cases.push(step.case(|builder| builder));
+    }
     // 2,048 selected tokens of a model with 24 heads of 256 channels over 2, out of ever more.
     for (k, v) in [(DType::F16, DType::F16), (DType::Q8_0, DType::Q8_0)] {
         for n_tokens in [1, 4] {
